@@ -1,0 +1,78 @@
+"""A forward pass, planned (`GroupStep`) and done (`StepResult`)."""
+
+from __future__ import annotations
+
+import msgspec
+
+from rackserve.base.request import SamplingParams
+
+
+class StepItem(msgspec.Struct, frozen=True):
+    """One sequence's share of a step: compute positions [start, start + num_tokens).
+
+    sequence     the engine's name for the sequence; unique on its rank for the life of the rank
+    tokens       int32 ids of those positions; empty = the token the engine itself sampled last for this sequence
+    new_blocks   block ids appended to the sequence's block table before this item (the whole table so far on first sight)
+    sample       draw output after the last position
+    output_index how many output tokens of the request precede the one drawn here (names the random draw)
+    num_draft    how many draft tokens may be verified; the result then carries 1..num_draft+1 tokens
+    restore      window slot to load the resume state from before computing, or -1
+    snapshot     window slot to store the resume state to after computing, or -1
+    """
+
+    sequence: int
+    start: int
+    num_tokens: int
+    tokens: bytes
+    new_blocks: tuple[int, ...]
+    sample: bool
+    output_index: int = 0
+    sampling: SamplingParams = SamplingParams()
+    num_draft: int = 0
+    restore: int = -1
+    snapshot: int = -1
+    logprobs: int = -1
+
+
+class Step(msgspec.Struct, frozen=True):
+    """What one rank computes in one forward pass. `retired` sequences are forgotten by the engine before it starts.
+
+    A step without items is a dummy step: the rank only keeps its group in lockstep.
+    """
+
+    dp_rank: int
+    items: tuple[StepItem, ...]
+    retired: tuple[int, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(item.num_tokens for item in self.items)
+
+
+class GroupStep(msgspec.Struct, frozen=True):
+    """The steps of all ranks of a group that run in lockstep: it ends when its slowest rank does."""
+
+    number: int
+    steps: tuple[Step, ...]
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True):
+    """Log-probability of a sampled token and the best alternatives as (token id, log-probability)."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+class ItemResult(msgspec.Struct, frozen=True):
+    """Output tokens of one item: empty unless it sampled, else 1..num_draft+1 accepted tokens."""
+
+    sequence: int
+    tokens: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+class StepResult(msgspec.Struct, frozen=True):
+    """Results of one rank's step, item by item in the order of the step."""
+
+    dp_rank: int
+    items: tuple[ItemResult, ...]
