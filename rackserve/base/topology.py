@@ -1,0 +1,59 @@
+"""Which ranks, groups and trays a rack is made of: data that both hosts build their nodes from."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from rackserve.base.errors import ConfigError
+from rackserve.base.ids import NodeId, Rank
+
+Role = Literal["prefill", "decode"]
+
+
+class Topology(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A rack of `prefill_workers` + `decode_workers` groups.
+
+    prefill_ranks, decode_ranks    ranks per worker; the ranks of a worker run their steps in lockstep (2 = DEP2)
+    prefill_blocks, decode_blocks  KV blocks in each rank's own arena
+    pool                           whether trays contribute DRAM to one rack-wide KV pool (one tray per worker)
+    segment_blocks                 KV blocks in each tray's pool segment
+    """
+
+    prefill_workers: int = 2
+    decode_workers: int = 1
+    prefill_ranks: int = 1
+    decode_ranks: int = 1
+    prefill_blocks: int = 512
+    decode_blocks: int = 1024
+    pool: bool = True
+    segment_blocks: int = 1024
+
+    def __post_init__(self) -> None:
+        for name in ("prefill_workers", "decode_workers", "prefill_ranks", "decode_ranks", "prefill_blocks", "decode_blocks"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"topology.{name} must be at least 1, got {getattr(self, name)}")
+        if self.segment_blocks < (1 if self.pool else 0):
+            raise ConfigError(f"topology.segment_blocks must be at least 1 when topology.pool is on, got {self.segment_blocks}")
+
+    def workers(self, role: Role) -> tuple[NodeId, ...]:
+        count = self.prefill_workers if role == "prefill" else self.decode_workers
+        return tuple(f"{role}{number}" for number in range(count))
+
+    def group_size(self, role: Role) -> int:
+        return self.prefill_ranks if role == "prefill" else self.decode_ranks
+
+    def num_blocks(self, role: Role) -> int:
+        return self.prefill_blocks if role == "prefill" else self.decode_blocks
+
+    def ranks(self, role: Role) -> tuple[Rank, ...]:
+        return tuple(Rank(worker, index) for worker in self.workers(role) for index in range(self.group_size(role)))
+
+    @property
+    def num_segments(self) -> int:
+        """One pool segment per worker's tray: segment i belongs to worker i, prefill workers first."""
+        return self.prefill_workers + self.decode_workers if self.pool else 0
+
+    def segment_of(self, worker: NodeId) -> int:
+        return (self.workers("prefill") + self.workers("decode")).index(worker)
