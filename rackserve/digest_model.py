@@ -3,8 +3,8 @@
 It is the cheapest full test of the serving system: a stale, missing, swapped or half-written block, a lost resume state or a
 wrong position changes the output. It runs on both hosts, without torch, through the same `Step` values as a real model.
 
-Entry of position p (8 bytes, `full` group) = H(entries 0..p-1, window state after p, token p). The window state (16 bytes, `window`
-group, optional) folds all tokens so far and is carried in the engine or restored from a slot.
+Entry of position p (8 bytes, `full` group) = H(entries 0..p-1, window state after p, token p). The window state (16 bytes,
+`window` group, optional) folds all tokens so far and is carried in the engine or restored from a slot.
 """
 
 from __future__ import annotations

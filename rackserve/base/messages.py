@@ -12,6 +12,7 @@ from rackserve.base.ids import Attempt, NodeId, Rank
 from rackserve.base.keys import Chain
 from rackserve.base.request import Placement, Request, Usage
 from rackserve.base.step import StepResult, TokenLogprobs
+from rackserve.base.transfer import Region
 from rackserve.base.units import Time
 
 
@@ -168,12 +169,13 @@ class Reserve(Message, frozen=True):
 
 
 class Reserved(AttemptMessage, frozen=True):
-    """decode -> prefill: logical block `first_block + i` of the prompt goes to `slots[i]` of the decode rank's arena.
+    """decode -> prefill: logical block `first_block + i` of the prompt goes to `slots[i]` of `region`, the decode rank's arena.
 
     Blocks before `first_block` are in the decode rank's own cache. `window_slot` takes the resume state, or is -1.
     """
 
     rank: Rank
+    region: Region
     first_block: int
     slots: tuple[int, ...]
     window_slot: int = -1

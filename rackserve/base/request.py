@@ -22,7 +22,8 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True):
     """One call of a client, or what is left of it after `num_emitted` output tokens have been delivered.
 
     tokens          prompt ids, int32 little-endian; after a re-placement the delivered output ids are appended
-    chain           keys of the full blocks of `tokens`
+    chain           keys of the full blocks of the prompt (at least; those of later tokens are added where they are computed)
+    root            `CacheNamespace.root()` the chain hangs from
     num_tokens      len(tokens) / 4, kept apart so that a simulation may leave `tokens` empty
     max_tokens      output tokens still to make
     num_emitted     output tokens at the tail of `tokens` that the client has already received
@@ -42,6 +43,7 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True):
     ignore_eos: bool = False
     logprobs: int = -1
     deadline_ns: Time = 0
+    root: bytes = b""
 
     @property
     def key(self) -> Attempt:

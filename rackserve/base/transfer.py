@@ -15,13 +15,13 @@ Region = str
 """Name of a memory region that holds KV slots: a rank's arena or a tray's pool segment."""
 
 
-def arena_region(rank: Rank) -> Region:
-    """The region of a rank's own KV arena."""
-    return f"arena/{rank.worker}.{rank.dp_rank}"
+def arena_region(rank: Rank, incarnation: int) -> Region:
+    """The region of a rank's own KV arena. A restarted rank gets a new one, so that a late write cannot reach it."""
+    return f"arena/{rank.worker}.{rank.dp_rank}#{incarnation}"
 
 
 def segment_region(segment: int) -> Region:
-    """The region of a tray's pool segment."""
+    """The region of a pool segment. Segment numbers are never used again: a tray that comes back joins with a new one."""
     return f"segment/{segment}"
 
 
