@@ -1,0 +1,44 @@
+"""Admission: each rank's queue is bounded in requests and in tokens of work, so a refusal comes at once, not minutes late."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from rackserve.route.cost import Candidate
+from rackserve.route.placement import RouterConfig
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    """Why an attempt is not placed: a machine-readable code and a text for people. The same request may succeed later."""
+
+    code: str
+    detail: str
+
+
+def admissible(config: RouterConfig, candidates: Sequence[Candidate]) -> list[Candidate]:
+    """The candidates whose queue has room for the attempt.
+
+    An idle rank takes a prompt of any length: otherwise one longer than the limit could never be served.
+    """
+    requests = config.max_queued_requests_per_rank
+    tokens = config.max_queued_tokens_per_rank
+    return [
+        c
+        for c in candidates
+        if (not requests or c.num_queued < requests) and (not tokens or not c.num_queued or c.cost <= tokens)
+    ]
+
+
+def admit(config: RouterConfig, candidates: Sequence[Candidate]) -> Refusal | None:
+    """None if some candidate has room, else why not."""
+    if admissible(config, candidates):
+        return None
+    if not candidates:
+        return Refusal("unavailable", "no prefill rank is up")
+    return Refusal(
+        "overloaded",
+        f"the queues of all {len(candidates)} prefill ranks are full (router.max_queued_requests_per_rank = "
+        f"{config.max_queued_requests_per_rank}, router.max_queued_tokens_per_rank = {config.max_queued_tokens_per_rank})",
+    )
