@@ -119,13 +119,7 @@ class RunCache:
 
     def slots(self, run: HeldRun, first: int = 0) -> list[int]:
         """Slots of blocks [first, run.end) along the path to `run`."""
-        parts: list[list[int]] = []
-        upto = run.end
-        for part in ancestry(run):
-            if upto <= first:
-                break
-            parts.append(part.payload.slots[max(first - part.depth, 0) : upto - part.depth])
-            upto = part.depth
+        parts = [part.payload.slots[max(first - part.depth, 0) :] for part in ancestry(run) if part.end > first]
         return [slot for piece in reversed(parts) for slot in piece]
 
     def window_slot(self, run: HeldRun) -> int:
@@ -152,7 +146,7 @@ class RunCache:
     def pin(self, chain: Chain, num_blocks: int) -> HeldRun:
         """Keep the first `num_blocks` >= 1 blocks of `chain`, and a resume state at their end, until `unpin`.
 
-        A run that grows in place while pinned is pinned to its new end. Raises InvariantError if a block is absent.
+        The run ends there as long as it is pinned. Raises InvariantError if a block is absent.
         """
         run, depth = self._tree.descend(prefix(chain, num_blocks))
         if depth != num_blocks or num_blocks < 1:
@@ -217,14 +211,12 @@ class RunCache:
         return surplus, window_slot
 
     def _append(self, run: HeldRun, keys: Chain, slots: list[int]) -> HeldRun:
-        """Blocks after the end of `run`: in place if nothing marks that end, so that a growing session stays one run."""
+        """Blocks after the end of `run`: in place if nobody needs that end, so that a growing session stays one run."""
         self.num_blocks += len(slots)
-        if run.parent is None or run.children or run.payload.window_slot >= 0:
+        if not _is_free_leaf(run) or run.payload.window_slot >= 0:
             return self._tree.grow(run, keys, Holding(slots))
         run.keys += keys
         run.payload.slots += slots
-        if run.payload.pins:
-            self.num_pinned += len(slots)
         return run
 
     # ------------------------------------------------------------ give up
