@@ -1,0 +1,50 @@
+"""Fetch a prefix from the pool, or compute it again? A sum over measured rates."""
+
+from __future__ import annotations
+
+import msgspec
+
+from rackserve.base.errors import ConfigError
+from rackserve.base.units import NS_PER_S, Time
+
+
+class FetchRates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What was measured on this rack: one rank's prefill rate and one fetch's bandwidth and fixed latency."""
+
+    prefill_tokens_per_s: float
+    fetch_bytes_per_s: float
+    block_bytes: int
+    latency_ns: Time
+
+    def __post_init__(self) -> None:
+        for name in ("prefill_tokens_per_s", "fetch_bytes_per_s"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"rates.{name} must be positive, got {getattr(self, name)}")
+
+    def compute_ns(self, num_tokens: int) -> Time:
+        """Time to compute `num_tokens` of prompt."""
+        return round(num_tokens / self.prefill_tokens_per_s * NS_PER_S)
+
+    def fetch_ns(self, num_blocks: int) -> Time:
+        """Time to fetch `num_blocks` in one transfer."""
+        return self.latency_ns + round(num_blocks * self.block_bytes / self.fetch_bytes_per_s * NS_PER_S)
+
+
+class FetchPlan(msgspec.Struct, frozen=True):
+    """Fetch `num_blocks`, and give up `patience_ns` after the start."""
+
+    num_blocks: int
+    patience_ns: Time
+
+
+def plan_fetch(local_blocks: int, pool_blocks: int, block_tokens: int, rates: FetchRates) -> FetchPlan:
+    """What to fetch of the pool's first `pool_blocks` blocks when the first `local_blocks` are at hand: all the rest or none.
+
+    A fetch costs its latency once and then less per block than computing, or never pays, so a part of it is never best. How
+    long a late fetch will still take is unknown; waiting as long as computing takes at most doubles the best possible time.
+    """
+    num_blocks = max(pool_blocks - local_blocks, 0)
+    compute_ns = rates.compute_ns(num_blocks * block_tokens)
+    if rates.fetch_ns(num_blocks) >= compute_ns:
+        return FetchPlan(0, 0)
+    return FetchPlan(num_blocks, compute_ns)

@@ -1,0 +1,58 @@
+"""Admission bounds the queue in requests and in tokens."""
+
+from __future__ import annotations
+
+from rackserve.base.ids import Rank
+from rackserve.route.cost import Candidate
+from rackserve.route.limits import Refusal, admissible, admit
+from rackserve.route.load import LoadBook
+from rackserve.route.placement import RouterConfig
+
+RANKS = (Rank("prefill0"), Rank("prefill1"))
+
+
+def candidates(load: LoadBook, own: int) -> list[Candidate]:
+    return [Candidate(rank, 0, 0, own, load.outstanding(rank), load.count(rank)) for rank in RANKS]
+
+
+def admitted(config: RouterConfig, own: int, tries: int) -> int:
+    load = LoadBook()
+    for number in range(tries):
+        room = admissible(config, candidates(load, own))
+        assert (admit(config, candidates(load, own)) is None) == bool(room)
+        if room:
+            load.book(room[0].rank, (f"r{number}", 1), own)
+    return sum(load.count(rank) for rank in RANKS)
+
+
+def test_each_rank_takes_as_many_requests_as_the_limit() -> None:
+    assert admitted(RouterConfig(max_queued_requests_per_rank=4), own=10, tries=20) == 8
+
+
+def test_each_rank_takes_as_many_tokens_as_the_limit() -> None:
+    assert admitted(RouterConfig(max_queued_tokens_per_rank=1000), own=300, tries=20) == 6
+
+
+def test_zero_is_no_limit() -> None:
+    assert admitted(RouterConfig(), own=10**6, tries=20) == 20
+
+
+def test_an_idle_rank_takes_a_prompt_longer_than_the_limit_but_not_two() -> None:
+    assert admitted(RouterConfig(max_queued_tokens_per_rank=1000), own=5000, tries=20) == 2
+
+
+def test_room_comes_back_when_work_is_done() -> None:
+    config, load = RouterConfig(max_queued_tokens_per_rank=100), LoadBook()
+    for rank in RANKS:
+        load.book(rank, ("a", 1), 100)
+    refusal = admit(config, candidates(load, 1))
+    assert (
+        isinstance(refusal, Refusal) and refusal.code == "overloaded" and "max_queued_tokens_per_rank = 100" in refusal.detail
+    )
+    load.progress(RANKS[1], ("a", 1), 1)
+    assert [c.rank for c in admissible(config, candidates(load, 1))] == [RANKS[1]]
+
+
+def test_no_rank_at_all_is_said_to_be_so() -> None:
+    refusal = admit(RouterConfig(), [])
+    assert refusal is not None and refusal.code == "unavailable"
