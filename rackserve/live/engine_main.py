@@ -1,0 +1,157 @@
+"""A rank process: one worker node with its engine and store, started as `python -m rackserve.live.engine_main`.
+
+It ends with the control process in any case: the kernel kills it when its parent dies, and a thread leaves at the end of the
+standard input. Exit codes: 0 asked to stop or control process gone, 70 a handler raised (text on standard error).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+
+import msgspec
+
+from rackserve.assemble import build_worker
+from rackserve.base.errors import RackserveError
+from rackserve.base.events import MessageDropped
+from rackserve.base.ids import NodeId
+from rackserve.base.messages import Message, RankDown, RankUp
+from rackserve.live.clock import LiveClock
+from rackserve.live.engine import ThreadEngine
+from rackserve.live.host import LiveHost
+from rackserve.live.rank_spec import BEAT_CHANNEL, BEAT_PERIOD_S, READY_CHANNEL, REGIONS_CHANNEL, Beat, RankSpec
+from rackserve.live.recorder import BatchRecorder
+from rackserve.live.regions import RegionFile, map_region
+from rackserve.live.runner import Runner, open_runner
+from rackserve.live.store import SharedStore
+from rackserve.live.transport import CONTROL, LiveTransport, Wire
+from rackserve.nodes.ports import Ports
+from rackserve.ports import Node
+
+BuildNode = Callable[[RankSpec, Ports], Node]
+
+CRASHED = 70
+PR_SET_PDEATHSIG = 1
+LINGER_MS = 200
+
+
+def build_from_config(spec: RankSpec, ports: Ports) -> Node:
+    """The worker node that the rack's configuration describes."""
+    return build_worker(spec.config, spec.worker, spec.role, spec.layout, ports, spec.incarnation)
+
+
+def main(build: BuildNode = build_from_config) -> None:
+    """Be the rank process that the first line of standard input describes. Does not return before the end of the process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal group; the control process decides
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    line = _read_line()
+    threading.Thread(target=_leave_with_parent, name="parent", daemon=True).start()
+    sys.setswitchinterval(1e-3)  # the loop must get its turn while the engine thread computes in Python
+    try:
+        spec = msgspec.json.decode(line, type=RankSpec)
+        runner = _open_runner(spec)
+        asyncio.run(_serve(spec, runner, build))
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(CRASHED)
+    os._exit(0)  # the engine thread may be busy for long; nobody waits for its result
+
+
+def _open_runner(spec: RankSpec) -> Runner:
+    """The model over the rank's arena. An error a person can mend ends the process with its text and exit code."""
+    try:
+        own = next(file for file in spec.regions if file.name == spec.arena)
+        return open_runner(spec.runner, map_region(own).memory, own.shape.num_slots)
+    except RackserveError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        os._exit(error.exit_code)
+
+
+def _read_line() -> bytes:
+    """The first line of standard input, unbuffered. Empty or cut short if the parent is gone."""
+    line = b""
+    while not line.endswith(b"\n"):
+        chunk = os.read(0, 1 << 16)
+        if not chunk:
+            os._exit(0)
+        line += chunk
+    return line
+
+
+def _leave_with_parent() -> None:
+    while os.read(0, 1 << 10):
+        pass
+    os._exit(0)
+
+
+class _Peers:
+    """Follows what the control process says about other processes and about memory, ahead of the node."""
+
+    __slots__ = ("_decoder", "_store", "wire")
+
+    def __init__(self, store: SharedStore) -> None:
+        self._store = store
+        self._decoder = msgspec.msgpack.Decoder(tuple[RegionFile, ...])
+        self.wire: Wire | None = None
+
+    def see(self, message: Message) -> None:
+        if self.wire is None:
+            return
+        if isinstance(message, RankUp):
+            self.wire.peer_up(message.rank.worker, message.incarnation)
+        elif isinstance(message, RankDown):
+            self.wire.peer_down(message.rank.worker, message.incarnation)
+
+    def take_regions(self, process: str, incarnation: int, payload: bytes) -> None:
+        self._store.set_regions(self._decoder.decode(payload))
+
+
+async def _serve(spec: RankSpec, runner: Runner, build: BuildNode) -> None:
+    """Run the node until SIGTERM. Raises what a handler raised."""
+    loop = asyncio.get_running_loop()
+    end: asyncio.Future[None] = loop.create_future()
+
+    def finish(error: BaseException | None = None) -> None:
+        if not end.done():
+            end.set_result(None) if error is None else end.set_exception(error)
+
+    host = LiveHost(loop, finish)
+    store = SharedStore(host, spec.worker)
+    store.set_regions(spec.regions)
+    engine = ThreadEngine(host, spec.worker, (runner,))
+    peers = _Peers(store)
+
+    def record_drop(to: NodeId, message: str, reason: str) -> None:
+        recorder.record(MessageDropped(to, message, reason))
+
+    wire = Wire(loop, host, spec.meeting, spec.worker, spec.incarnation, spec.workers, record_drop, peers.see)
+    recorder = BatchRecorder(loop, wire, spec.worker)
+    peers.wire = wire
+    wire.listen(REGIONS_CHANNEL, peers.take_regions)
+    wire.peer_up(CONTROL, 1)
+    ports = Ports(LiveClock(host, spec.worker), LiveTransport(wire, spec.worker), recorder, store, engine)
+    host.add(spec.worker, build(spec, ports))
+    loop.add_signal_handler(signal.SIGTERM, finish)
+
+    def beat() -> None:
+        wire.send_raw(CONTROL, BEAT_CHANNEL, msgspec.msgpack.encode(Beat(engine.steps_done, engine.step_started_ns)))
+        loop.call_later(BEAT_PERIOD_S, beat)
+
+    wire.send_raw(CONTROL, READY_CHANNEL, b"")
+    beat()
+    try:
+        await end
+    finally:
+        recorder.flush()
+        wire.close(LINGER_MS)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""One child process of the control process: its start, its last words, its end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+
+from rackserve.base.errors import ResourceError
+
+TAIL_LINES = 20
+LINE_LIMIT = 4096
+
+
+class RankProcess:
+    """A running rank process. `exited` gets its exit code (negative: the signal) once it is reaped and can touch nothing more.
+
+    What it prints goes to our standard error, marked with `label`; the last lines are kept for error texts.
+    """
+
+    __slots__ = ("_label", "_loop", "_output", "_partial", "_pidfd", "_popen", "_tail", "exited")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, command: Sequence[str], line: bytes, label: str) -> None:
+        """Start `command` and write `line` to its standard input, which stays open until the process or we end.
+
+        Must be called on the thread that lives as long as the rack: the kernel ends the child with the thread that started it.
+        Raises ResourceError if the system has no room for a process.
+        """
+        self._loop = loop
+        self._label = label
+        self._tail: deque[str] = deque(maxlen=TAIL_LINES)
+        self._partial = b""
+        self.exited: asyncio.Future[int] = loop.create_future()
+        self._output, child_output = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(self._output, False)
+        try:
+            self._popen = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=child_output,
+                stderr=child_output,
+                env=os.environ | {"OMP_NUM_THREADS": "1"},
+            )
+        except OSError as error:
+            os.close(self._output)
+            raise ResourceError(f"the process of {label} cannot be started: {error.strerror}; command {command[0]}") from error
+        finally:
+            os.close(child_output)
+        self._pidfd = os.pidfd_open(self._popen.pid)
+        loop.add_reader(self._output, self._read)
+        loop.add_reader(self._pidfd, self._reap)
+        self._write(line + b"\n")
+
+    @property
+    def pid(self) -> int:
+        return self._popen.pid
+
+    def terminate(self) -> None:
+        """Ask it to end. Does nothing once it has ended."""
+        self._signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End it now. Does nothing once it has ended."""
+        self._signal(signal.SIGKILL)
+
+    def tail(self) -> str:
+        """Its last lines of output, indented."""
+        return "\n".join(f"    {line}" for line in self._tail) or "    (it printed nothing)"
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._popen.returncode is None:
+            self._popen.send_signal(number)
+
+    def _write(self, line: bytes) -> None:
+        assert self._popen.stdin is not None
+        with suppress(BrokenPipeError):  # it may have ended already; `exited` tells
+            self._popen.stdin.write(line)
+            self._popen.stdin.flush()
+
+    def _read(self) -> None:
+        """Take what there is to read. At the end of the output nothing comes any more; `_reap` follows."""
+        with suppress(BlockingIOError):
+            while chunk := os.read(self._output, 1 << 16):
+                *lines, self._partial = (self._partial + chunk).split(b"\n")
+                if len(self._partial) > LINE_LIMIT:
+                    lines.append(self._partial)
+                    self._partial = b""
+                for line in lines:
+                    self._say(line)
+            self._loop.remove_reader(self._output)
+
+    def _say(self, line: bytes) -> None:
+        text = line[:LINE_LIMIT].decode(errors="replace").rstrip()
+        self._tail.append(text)
+        print(f"[{self._label}] {text}", file=sys.stderr)
+
+    def _reap(self) -> None:
+        code = self._popen.wait()
+        self._loop.remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        self._read()
+        if self._partial:
+            self._say(self._partial)
+        self._loop.remove_reader(self._output)
+        os.close(self._output)
+        if self._popen.stdin is not None:
+            with suppress(BrokenPipeError):
+                self._popen.stdin.close()
+        if not self.exited.done():
+            self.exited.set_result(code)

@@ -1,0 +1,56 @@
+"""What the control process tells a rank process when it starts it, and what the rank tells about itself."""
+
+from __future__ import annotations
+
+import msgspec
+
+from rackserve.assemble import RackConfig
+from rackserve.base.ids import NodeId, Rank
+from rackserve.base.kv_layout import KvLayout
+from rackserve.base.topology import Role
+from rackserve.base.transfer import Region, arena_region
+from rackserve.base.units import Time
+from rackserve.live.regions import RegionFile
+from rackserve.live.runner import RunnerSpec
+from rackserve.live.transport import Meeting
+
+READY_CHANNEL = "#ready"
+"""rank -> control: the worker node is built and listens. Empty payload."""
+
+BEAT_CHANNEL = "#beat"
+"""rank -> control: a `Beat`."""
+
+REGIONS_CHANNEL = "#regions"
+"""control -> rank: the regions that exist from now on, as msgpack of tuple[RegionFile, ...]."""
+
+BEAT_PERIOD_S = 0.5
+
+
+class RankSpec(msgspec.Struct, frozen=True):
+    """A rank process: sent as one line of JSON on its standard input, which stays open as long as the control process lives."""
+
+    worker: NodeId
+    role: Role
+    incarnation: int
+    meeting: Meeting
+    regions: tuple[RegionFile, ...]
+    layout: KvLayout
+    runner: RunnerSpec
+    config: RackConfig
+
+    @property
+    def workers(self) -> tuple[NodeId, ...]:
+        """All workers of the rack."""
+        return self.config.topology.workers("prefill") + self.config.topology.workers("decode")
+
+    @property
+    def arena(self) -> Region:
+        """The region that holds the rank's own KV."""
+        return arena_region(Rank(self.worker), self.incarnation)
+
+
+class Beat(msgspec.Struct, frozen=True, array_like=True):
+    """Sign of life. `step_started_ns`: monotonic start of the step being computed, 0 if none is."""
+
+    steps_done: int
+    step_started_ns: Time

@@ -1,0 +1,366 @@
+"""Starts the rank processes, notices their end, tells everyone, and starts them again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from rackserve.base.errors import ConfigError, RackserveError, ResourceError
+from rackserve.base.events import RankChanged
+from rackserve.base.ids import FRONTEND, POOL, ROUTER, NodeId, Rank
+from rackserve.base.messages import Drain, Drained, Message, RankDown, RankUp, SegmentJoined, SegmentLost
+from rackserve.base.topology import Role
+from rackserve.base.transfer import arena_region, segment_region
+from rackserve.base.units import Time, to_ns, to_seconds
+from rackserve.live.host import LiveHost
+from rackserve.live.launch import RankProcess
+from rackserve.live.rank_spec import BEAT_CHANNEL, READY_CHANNEL, REGIONS_CHANNEL, Beat, RankSpec
+from rackserve.live.regions import RegionOwner, RegionShape, check_memory
+from rackserve.live.transport import Wire
+from rackserve.ports import Recorder
+
+SUPERVISOR: NodeId = "supervisor"
+
+ENGINE_COMMAND = (sys.executable, "-m", "rackserve.live.engine_main")
+
+KILL_AFTER_S = 2.0
+
+RESTART_WINDOW_S = 60.0
+
+log = logging.getLogger("rackserve.live")
+
+
+class SupervisorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Seconds.
+
+    ready         a rank process from its start until it listens (it loads the model meanwhile)
+    heartbeat     silence after which a rank is taken for stuck and killed
+    step          length of one engine step after which the rank is taken for stuck and killed
+    backoff       pause before the first restart of a rank; doubles with each further restart within a minute
+    max_restarts  restarts of one rank within a minute; then it stays down
+    """
+
+    ready: float = 300.0
+    heartbeat: float = 10.0
+    step: float = 300.0
+    backoff: float = 0.1
+    max_restarts: int = 5
+
+    def __post_init__(self) -> None:
+        for name in ("ready", "heartbeat", "step", "backoff"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"supervisor.{name} must be a positive number of seconds, got {getattr(self, name)}")
+
+
+class RankStatus(msgspec.Struct, frozen=True):
+    """What is known of one rank. Ages are in seconds; -1 if there is nothing to measure from.
+
+    state       "starting", "up", "down" (to be restarted), "failed" (too many restarts) or "stopped"
+    beat_age    since its last sign of life
+    step_age    since the start of the step it computes now
+    steps_done  by this incarnation
+    """
+
+    worker: NodeId
+    role: Role
+    state: str
+    pid: int
+    incarnation: int
+    restarts: int
+    beat_age: float
+    step_age: float
+    steps_done: int
+
+
+@dataclass(slots=True, eq=False)
+class _Supervised:
+    rank: Rank
+    role: Role
+    segment: int = -1
+    state: str = "down"
+    incarnation: int = 0
+    process: RankProcess | None = None
+    ready: asyncio.Future[None] | None = None
+    beat: Beat | None = None
+    beat_ns: Time = 0
+    num_restarts: int = 0
+    restarts: deque[Time] = field(default_factory=deque)
+
+
+class Supervisor:
+    """Node `supervisor` of the control process, and the keeper of its rank processes.
+
+    A rank is announced as down only when its process has been reaped, so it can write nowhere any more. Its memory and its
+    tray's pool segment go with it: the next incarnation gets a new arena and joins the pool with a new segment number.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        host: LiveHost,
+        wire: Wire,
+        regions: RegionOwner,
+        template: RankSpec,
+        recorder: Recorder,
+        config: SupervisorConfig | None = None,
+        command: Sequence[str] = ENGINE_COMMAND,
+    ) -> None:
+        """`template`: the spec of every rank but for worker, role, incarnation and regions."""
+        self._loop = loop
+        self._host = host
+        self._wire = wire
+        self._regions = regions
+        self._topology = topology = template.config.topology
+        self._template = template
+        self._recorder = recorder
+        self._config = config or SupervisorConfig()
+        self._command = tuple(command)
+        self._next_segment = 0
+        self._tasks: list[asyncio.Task[None]] = []
+        self._drained = loop.create_future()
+        self._ranks: dict[NodeId, _Supervised] = {}
+        roles: tuple[Role, Role] = ("prefill", "decode")
+        for role in roles:
+            for worker in topology.workers(role):
+                self._ranks[worker] = _Supervised(Rank(worker), role)
+        wire.listen(READY_CHANNEL, self._on_ready)
+        wire.listen(BEAT_CHANNEL, self._on_beat)
+        host.add(SUPERVISOR, self)
+
+    # ------------------------------------------------------------ outside
+
+    def handle(self, message: Message) -> None:
+        if isinstance(message, Drained) and not self._drained.done():
+            self._drained.set_result(None)
+
+    async def start(self) -> None:
+        """Start all ranks and announce them once all are ready. Raises ResourceError with the reason if one does not start."""
+        shapes = [self._arena_shape(rank) for rank in self._ranks.values()]
+        shapes += [self._segment_shape()] * self._topology.num_segments
+        check_memory(sum(shape.num_bytes for shape in shapes))
+        for rank in self._ranks.values():
+            self._spawn(rank)
+        await asyncio.gather(*(self._await_ready(rank) for rank in self._ranks.values()))
+        for rank in self._ranks.values():
+            self._announce_up(rank)
+        self._tasks = [self._loop.create_task(self._tend(rank)) for rank in self._ranks.values()]
+        self._tasks.append(self._loop.create_task(self._watch_beats()))
+        for task in self._tasks:
+            task.add_done_callback(self._on_task_end)
+
+    async def drain(self, limit_s: float) -> bool:
+        """Let running requests end and take no new ones. False if some still run after `limit_s`."""
+        self._wire.send(SUPERVISOR, FRONTEND, Drain(SUPERVISOR))
+        done, _ = await asyncio.wait((self._drained,), timeout=limit_s)
+        return bool(done)
+
+    async def stop(self) -> None:
+        """End all ranks: politely, then by force. Returns when all are gone. May be called twice."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        running = [rank.process for rank in self._ranks.values() if rank.process is not None]
+        for process in running:
+            process.terminate()
+        ends = [process.exited for process in running]
+        if ends:
+            _, late = await asyncio.wait(ends, timeout=KILL_AFTER_S)
+            for process in running:
+                process.kill()
+            if late:
+                await asyncio.wait(late)
+        for rank in self._ranks.values():
+            self._change(rank, "stopped")
+
+    def status(self) -> tuple[RankStatus, ...]:
+        return tuple(self._status(rank) for rank in self._ranks.values())
+
+    def _status(self, rank: _Supervised) -> RankStatus:
+        now, beat = time.monotonic_ns(), rank.beat
+        alive = rank.process is not None and not rank.process.exited.done()
+        return RankStatus(
+            rank.rank.worker,
+            rank.role,
+            rank.state,
+            rank.process.pid if rank.process is not None and alive else 0,
+            rank.incarnation,
+            rank.num_restarts,
+            to_seconds(now - rank.beat_ns) if beat else -1.0,
+            to_seconds(now - beat.step_started_ns) if beat and beat.step_started_ns else -1.0,
+            beat.steps_done if beat else 0,
+        )
+
+    # ------------------------------------------------------------ start and end of one rank
+
+    def _arena_shape(self, rank: _Supervised) -> RegionShape:
+        return RegionShape.of(self._template.layout, self._topology.num_blocks(rank.role), self._topology.rank_windows)
+
+    def _segment_shape(self) -> RegionShape:
+        return RegionShape.of(self._template.layout, self._topology.segment_blocks, self._topology.segment_windows)
+
+    def _spawn(self, rank: _Supervised) -> None:
+        """Start the next incarnation. Raises ResourceError if there is no memory for it."""
+        rank.incarnation += 1
+        worker = rank.rank.worker
+        self._regions.create(arena_region(rank.rank, rank.incarnation), self._arena_shape(rank))
+        if self._topology.pool:
+            rank.segment = self._next_segment
+            self._next_segment += 1
+            self._regions.create(segment_region(rank.segment), self._segment_shape())
+        spec = msgspec.structs.replace(
+            self._template, worker=worker, role=rank.role, incarnation=rank.incarnation, regions=self._regions.table()
+        )
+        rank.ready = self._loop.create_future()
+        rank.beat = None
+        rank.process = RankProcess(self._loop, self._command, msgspec.json.encode(spec), worker)
+        self._change(rank, "starting")
+
+    async def _await_ready(self, rank: _Supervised) -> None:
+        """Wait until the process listens. Raises ResourceError with its last words if it ends before, or takes too long."""
+        assert rank.process is not None and rank.ready is not None
+        process = rank.process
+        await asyncio.wait((rank.ready, process.exited), timeout=self._config.ready, return_when=asyncio.FIRST_COMPLETED)
+        if rank.ready.done() and not process.exited.done():
+            return
+        if process.exited.done():
+            problem = f"ended with exit code {process.exited.result()} before it was ready"
+        else:
+            problem = f"was not ready after {self._config.ready:g} s (setting supervisor.ready)"
+            process.kill()
+            await asyncio.wait((process.exited,))
+        self._release(rank)
+        self._change(rank, "down")
+        raise ResourceError(f"rank {rank.rank.worker} {problem}; its last lines:\n{process.tail()}")
+
+    def _release(self, rank: _Supervised) -> None:
+        """Drop the memory of an ended incarnation."""
+        self._regions.drop(arena_region(rank.rank, rank.incarnation))
+        if rank.segment >= 0:
+            self._regions.drop(segment_region(rank.segment))
+
+    async def _tend(self, rank: _Supervised) -> None:
+        """Restart `rank` whenever it ends, until it has ended too often."""
+        while rank.process is not None:
+            await asyncio.wait((rank.process.exited,))
+            log.warning("rank %s ended with exit code %s", rank.rank.worker, rank.process.exited.result())
+            self._announce_down(rank)
+            while rank.state != "starting":
+                pause = self._restart_pause(rank)
+                if pause < 0:
+                    log.error("rank %s ended too often and stays down", rank.rank.worker)
+                    self._change(rank, "failed")
+                    return
+                await asyncio.sleep(pause)
+                try:
+                    self._spawn(rank)
+                    await self._await_ready(rank)
+                except RackserveError as error:
+                    log.error("%s", error)
+                    self._release(rank)
+            self._announce_up(rank)
+
+    def _restart_pause(self, rank: _Supervised) -> float:
+        """Seconds to wait before the next restart, which is booked here; negative if there may be none."""
+        now = time.monotonic_ns()
+        while rank.restarts and rank.restarts[0] < now - to_ns(RESTART_WINDOW_S):
+            rank.restarts.popleft()
+        if len(rank.restarts) >= self._config.max_restarts:
+            return -1.0
+        rank.restarts.append(now)
+        rank.num_restarts += 1
+        return self._config.backoff * float(2 ** (len(rank.restarts) - 1))
+
+    def _on_task_end(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and task.exception() is not None:
+            self._host.crash(task.exception() or RuntimeError("supervision ended"))
+
+    # ------------------------------------------------------------ announcements
+
+    def _announce_up(self, rank: _Supervised) -> None:
+        """Tell the rank who else is up, and everyone else that the rank is. It knows all memory before anyone may name it."""
+        worker = rank.rank.worker
+        others = [other for other in self._ranks.values() if other.state == "up"]
+        rank.beat_ns = time.monotonic_ns()
+        self._wire.peer_up(worker, rank.incarnation)
+        self._change(rank, "up")
+        self._share_regions()
+        for other in others:
+            self._wire.send(SUPERVISOR, worker, RankUp(other.rank, other.role, other.incarnation))
+        self._broadcast(RankUp(rank.rank, rank.role, rank.incarnation), but=worker)
+        if rank.segment >= 0:
+            shape = self._segment_shape()
+            joined = SegmentJoined(rank.segment, shape.num_slots, shape.num_window_slots, rank.rank)
+            self._wire.send(SUPERVISOR, POOL, joined)
+
+    def _announce_down(self, rank: _Supervised) -> None:
+        self._wire.peer_down(rank.rank.worker, rank.incarnation)
+        self._release(rank)
+        self._change(rank, "down")
+        self._share_regions()
+        self._broadcast(RankDown(rank.rank, rank.incarnation), but=rank.rank.worker)
+        if rank.segment >= 0:
+            self._wire.send(SUPERVISOR, POOL, SegmentLost(rank.segment))
+
+    def _share_regions(self) -> None:
+        table = msgspec.msgpack.encode(self._regions.table())
+        for rank in self._ranks.values():
+            if rank.state == "up":
+                self._wire.send_raw(rank.rank.worker, REGIONS_CHANNEL, table)
+
+    def _broadcast(self, message: Message, but: NodeId) -> None:
+        for node in (ROUTER, FRONTEND, POOL):
+            if self._host.has(node):
+                self._wire.send(SUPERVISOR, node, message)
+        for rank in self._ranks.values():
+            if rank.state == "up" and rank.rank.worker != but:
+                self._wire.send(SUPERVISOR, rank.rank.worker, message)
+
+    def _change(self, rank: _Supervised, state: str) -> None:
+        if rank.state != state:
+            rank.state = state
+            self._recorder.record(RankChanged(rank.rank, state, rank.incarnation))
+
+    # ------------------------------------------------------------ signs of life
+
+    def _on_ready(self, process: str, incarnation: int, payload: bytes) -> None:
+        rank = self._ranks.get(process)
+        if rank is not None and rank.incarnation == incarnation and rank.ready is not None and not rank.ready.done():
+            rank.ready.set_result(None)
+
+    def _on_beat(self, process: str, incarnation: int, payload: bytes) -> None:
+        rank = self._ranks.get(process)
+        if rank is not None and rank.incarnation == incarnation:
+            rank.beat = msgspec.msgpack.decode(payload, type=Beat)
+            rank.beat_ns = time.monotonic_ns()
+
+    async def _watch_beats(self) -> None:
+        """Kill ranks that are stuck; their end is then noticed like any other. A busy engine does not stop the heartbeat."""
+        period = min(0.5, self._config.heartbeat / 4, self._config.step / 4)
+        last_look = time.monotonic_ns()
+        while True:
+            await asyncio.sleep(period)
+            now = time.monotonic_ns()
+            # beats wait unread while this loop itself is held up (or the machine sleeps): give them a turn to be read
+            held_up, last_look = now - last_look > to_ns(2 * period), now
+            if held_up:
+                continue
+            for rank in self._ranks.values():
+                if rank.state == "up" and rank.process is not None and self._is_stuck(rank, now):
+                    rank.process.kill()
+
+    def _is_stuck(self, rank: _Supervised, now: Time) -> bool:
+        worker, beat = rank.rank.worker, rank.beat
+        if now - rank.beat_ns > to_ns(self._config.heartbeat):
+            log.error("rank %s gave no sign of life for %g s", worker, self._config.heartbeat)
+            return True
+        if beat and beat.step_started_ns and now - beat.step_started_ns > to_ns(self._config.step):
+            log.error("rank %s computes one step for more than %g s", worker, self._config.step)
+            return True
+        return False
