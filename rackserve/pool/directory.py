@@ -213,6 +213,10 @@ class Directory:
         lease, grant = next(iter(self._leases.values()), None), next(iter(self._grants.values()), None)
         return min((hold.deadline for hold in (lease, grant) if hold is not None), default=None)
 
+    def late_grants(self) -> list[int]:
+        """Grants past their deadline whose writers have neither committed nor cancelled."""
+        return list(self._late)
+
     def expire(self, now: Time) -> list[int]:
         """End what is past its deadline and return its numbers: leases, then grants (whose slots go to quarantine)."""
         leases = _past(self._leases, now)

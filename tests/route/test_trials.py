@@ -225,4 +225,4 @@ def test_a_rank_added_under_load_gets_its_share_and_is_not_swamped(with_pool: bo
             assert router.load.outstanding(new) <= mean + count(chain_for(f"r{turn}"))
             shares.append(router.load.outstanding(new) / mean)
     assert new in chosen[100:110]
-    assert all(0.8 < share < 1.2 for share in shares[60:])
+    assert all(0.7 < share < 1.2 for share in shares[60:])
