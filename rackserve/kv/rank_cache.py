@@ -43,12 +43,13 @@ class Lease:
 class RankCache:
     """Arena and prefix cache of one rank. Nothing in it waits: what does not fit now is refused, with nothing changed."""
 
-    __slots__ = ("_arena", "_cache", "_events", "_leases", "_windows", "rank")
+    __slots__ = ("_arena", "_cache", "_events", "_leases", "_windows", "layout", "rank")
 
     def __init__(
         self, rank: Rank, layout: KvLayout, num_blocks: int, num_window_slots: int = 0, *, eviction: str = "lru"
     ) -> None:
         self.rank = rank
+        self.layout = layout
         self._arena = Arena(num_blocks)
         self._windows = Arena(num_window_slots)
         self._cache = RunCache(needs_window=layout.has_window, eviction=eviction)
@@ -82,17 +83,17 @@ class RankCache:
 
     # ------------------------------------------------------------ look up
 
-    def match(self, chain: Chain, limit: int) -> int:
+    def match(self, chain: Chain, limit: int | None = None) -> int:
         """How many leading blocks of `chain`, at most `limit`, need not be computed (a resume state is there if needed).
 
         A prompt needs its last token computed, so its limit is (prompt_tokens - 1) // block_tokens. The limit goes in here
         because the largest answer below it need not be `limit` itself.
         """
-        return self._cache.match(prefix(chain, limit))
+        return self._cache.match(chain if limit is None else prefix(chain, limit))
 
-    def present(self, chain: Chain, limit: int) -> int:
+    def present(self, chain: Chain, limit: int | None = None) -> int:
         """Like `match`, but where the resume state comes from elsewhere. Does not count as use."""
-        return self._cache.present(prefix(chain, limit))
+        return self._cache.present(chain if limit is None else prefix(chain, limit))
 
     # ------------------------------------------------------------ leases
 

@@ -166,8 +166,7 @@ class RunCache:
         if run.payload.held < 1:
             raise InvariantError(f"run [{run.depth}, {run.end}) is unpinned more often than it was pinned")
         run.payload.held -= 1
-        if run not in self._detached:
-            self._touch(run)
+        self._touch(run)
         for part in ancestry(run):
             part.payload.pins -= 1
             if part in self._detached:
@@ -206,8 +205,7 @@ class RunCache:
             run.payload.window_tick = self._tick
             self.num_window_slots += 1
             window_slot = NO_SLOT
-            if run.payload.held == 0:
-                self._snapshots.add(run)
+            self._snapshots.add(run)
         return surplus, window_slot
 
     def _append(self, run: HeldRun, keys: Chain, slots: list[int]) -> HeldRun:
@@ -371,8 +369,10 @@ class RunCache:
                 raise InvariantError(f"run [{run.depth}, {run.end}) has {len(holding.slots)} slots")
             if holding.held < 0 or holding.pins != holding.held + below.get(run, 0):
                 raise InvariantError(f"run [{run.depth}, {run.end}): {holding.pins} pins, {holding.held} handles")
-            if parent is not None and parent.parent is not None and parent.payload.tick < holding.tick:
-                raise InvariantError(f"run [{run.depth}, {run.end}) looks younger than its parent")
+            if parent is not None and parent.parent is not None:
+                above = parent.payload
+                if above.tick < holding.tick or above.uses < holding.uses:
+                    raise InvariantError(f"run [{run.depth}, {run.end}) looks younger than its parent")
             if (_is_free_leaf(run) and run not in self._leaves) or (_is_free_snapshot(run) and run not in self._snapshots):
                 raise InvariantError(f"run [{run.depth}, {run.end}) could never be evicted")
         if (blocks, pinned, snapshots) != (self.num_blocks, self.num_pinned, self.num_window_slots):
