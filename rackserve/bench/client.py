@@ -1,0 +1,291 @@
+"""Replays sessions over HTTP against any OpenAI-compatible endpoint. Streams, trusts the server's counts, waits for nothing
+without a deadline, and turns every failure into a record with its kind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Literal
+
+import httpx
+import msgspec
+
+from rackserve.base.errors import ConfigError
+from rackserve.base.request import Request
+from rackserve.base.units import NS_PER_S, Time, to_ns
+from rackserve.bench.ideal import IdealCache
+from rackserve.bench.plan import Plan, Send
+from rackserve.bench.prompts import RequestMaker
+from rackserve.bench.records import OpenRecord, RequestRecord
+
+EndpointKind = Literal["completions-tokens", "completions", "chat"]
+
+
+class Target(msgspec.Struct, frozen=True):
+    """Where to send requests and how long to wait.
+
+    url                 server address, with or without /v1
+    endpoint            completions-tokens: prompt is a list of token ids; completions: text; chat: one user message
+    request_deadline_s  limit of one request, from its sending to its last byte
+    run_deadline_s      when the whole run ends, whatever is in flight; 0 = when the plan is done
+    max_connections     requests in flight at once, 0 = as many as the plan wants
+    """
+
+    url: str
+    model: str
+    endpoint: EndpointKind = "completions-tokens"
+    api_key: str = ""
+    request_deadline_s: float = 600.0
+    run_deadline_s: float = 0.0
+    max_connections: int = 0
+
+    def __post_init__(self) -> None:
+        if self.endpoint not in ("completions-tokens", "completions", "chat"):
+            raise ConfigError(f"endpoint must be completions-tokens, completions or chat, got {self.endpoint!r}")
+        if self.request_deadline_s <= 0 or self.run_deadline_s < 0 or self.max_connections < 0:
+            raise ConfigError("request_deadline_s must be above 0; run_deadline_s and max_connections at least 0")
+
+    @property
+    def path(self) -> str:
+        """The full address requests are posted to."""
+        root = self.url.rstrip("/").removesuffix("/v1")
+        return f"{root}/v1/chat/completions" if self.endpoint == "chat" else f"{root}/v1/completions"
+
+
+class _Failure(Exception):
+    """A request failed as `kind`."""
+
+    def __init__(self, kind: str, detail: str = "") -> None:
+        super().__init__(detail)
+        self.kind = kind
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: int | None = 0
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int
+    completion_tokens: int = 0
+    prompt_tokens_details: _Details | None = None
+
+
+class _Delta(msgspec.Struct):
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[msgspec.Raw] | None = None
+
+
+class _Choice(msgspec.Struct):
+    text: str | None = None
+    delta: _Delta | None = None
+    token_ids: list[int] | None = None
+    finish_reason: str | None = None
+
+    @property
+    def has_output(self) -> bool:
+        delta = self.delta
+        inside = delta is not None and bool(delta.content or delta.reasoning_content or delta.reasoning or delta.tool_calls)
+        return inside or bool(self.text or self.token_ids)
+
+
+class _Error(msgspec.Struct):
+    message: str = ""
+    code: str | int | None = None
+    type: str | None = None
+
+    @property
+    def kind(self) -> str:
+        name = str(self.code or self.type or "server_error")
+        return "context_overflow" if "context_length" in name else name
+
+
+class _Chunk(msgspec.Struct):
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+    error: _Error | None = None
+
+
+_decoder = msgspec.json.Decoder(_Chunk)
+_encoder = msgspec.json.Encoder()
+
+
+def request_body(target: Target, request: Request) -> bytes:
+    """The JSON body of a request: streaming, usage included, output length forced."""
+    ids = memoryview(request.tokens).cast("i")
+    body: dict[str, object] = {
+        "model": target.model,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "max_tokens": request.max_tokens,
+        "temperature": request.sampling.temperature,
+        "ignore_eos": request.ignore_eos,
+    }
+    if target.endpoint == "completions-tokens":
+        body["prompt"] = ids.tolist()
+    else:
+        text = "".join(f" t{token}" for token in ids)  # equal tokens give equal text, so shared prefixes stay shared
+        body |= {"prompt": text} if target.endpoint == "completions" else {"messages": [{"role": "user", "content": text}]}
+    return _encoder.encode(body)
+
+
+async def _events(response: httpx.Response) -> AsyncIterator[_Chunk]:
+    """Chunks of a server-sent event stream up to [DONE]."""
+    async for line in response.aiter_lines():
+        if not line.startswith("data:"):
+            continue
+        data = line[5:].strip()
+        if data == "[DONE]":
+            return
+        try:
+            yield _decoder.decode(data)
+        except msgspec.MsgspecError as error:
+            raise _Failure("bad_response", f"{error} in {data[:200]}") from None
+
+
+async def _read(response: httpx.Response, record: OpenRecord, now: Callable[[], Time]) -> _Usage:
+    """Read the whole answer into `record`; its usage. Anything but a complete answer raises `_Failure`."""
+    if response.status_code >= 400:
+        raw = await response.aread()
+        with contextlib.suppress(msgspec.MsgspecError):
+            error = _decoder.decode(raw).error
+            if error is not None:
+                kind = error.kind if error.kind == "context_overflow" else f"http_{response.status_code}"
+                raise _Failure(kind, error.message)
+        raise _Failure(f"http_{response.status_code}", raw[:200].decode(errors="replace"))
+    usage, finished = None, False
+    async for chunk in _events(response):
+        if chunk.error is not None:
+            raise _Failure(chunk.error.kind, chunk.error.message)
+        usage = chunk.usage or usage
+        for choice in chunk.choices:
+            finished = finished or choice.finish_reason is not None
+            if choice.has_output:
+                record.add_chunk(now(), None if choice.token_ids is None else len(choice.token_ids))
+    if not finished:
+        raise _Failure("incomplete", "the stream ended without a finish_reason")
+    if usage is None:
+        raise _Failure("no_usage", "the stream has no usage block; the server must support stream_options.include_usage")
+    return usage
+
+
+class HttpReplay:
+    """One run of a plan against `target` with an open `client`. `records` grows as requests end."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        maker: RequestMaker,
+        ideal: IdealCache,
+        target: Target,
+        client: httpx.AsyncClient,
+        now: Callable[[], Time] = time.monotonic_ns,
+    ) -> None:
+        self._plan = plan
+        self._maker = maker
+        self._ideal = ideal
+        self._target = target
+        self._client = client
+        self._now = now
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._open: dict[str, tuple[Send, OpenRecord]] = {}
+        self._ended = asyncio.Event()
+        self._slots = asyncio.Semaphore(target.max_connections or 1 << 30)
+        self.records: list[RequestRecord] = []
+
+    async def run(self) -> list[RequestRecord]:
+        """Replay until the plan is done or the run's deadline; what is in flight then is recorded as unfinished."""
+        started = self._now()
+        self._plan.start(started)
+        limit = started + to_ns(self._target.run_deadline_s) if self._target.run_deadline_s else None
+        while not self._plan.done and (limit is None or self._now() < limit):
+            self._ended.clear()
+            for send in self._plan.take_due(self._now()):
+                request = self._maker.make(send)
+                record = OpenRecord(send, request, self._ideal, self._now())
+                self._open[request.id] = (send, record)
+                task = asyncio.create_task(self._one(send, request, record))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+            due = min((at for at in (self._plan.next_due, limit) if at is not None), default=None)
+            wait_s = None if due is None else max(0, due - self._now() + 1) / NS_PER_S
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await self._ended.wait()
+        self._plan.stop()
+        running = list(self._tasks)
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        for send, record in list(self._open.values()):
+            self._close(send, record, None, _Failure("unfinished", "the run ended first"))
+        return self.records
+
+    async def _one(self, send: Send, request: Request, record: OpenRecord) -> None:
+        usage, failure = None, _Failure("")
+        try:
+            async with self._slots:
+                usage = await self._post(send, request, record)
+        except _Failure as error:
+            failure = error
+        except TimeoutError:
+            failure = _Failure("timeout", f"no complete answer within {self._target.request_deadline_s} s")
+        except httpx.ConnectError as error:
+            failure = _Failure("connect", str(error))
+        except (httpx.HTTPError, httpx.StreamError) as error:
+            failure = _Failure("transport", f"{type(error).__name__}: {error}")
+        except Exception as error:  # whatever one request runs into, the run must end with all records
+            failure = _Failure("client_error", f"{type(error).__name__}: {error}")
+        self._close(send, record, usage, failure)
+
+    async def _post(self, send: Send, request: Request, record: OpenRecord) -> _Usage:
+        headers = {"content-type": "application/json", "x-session-id": send.key.tree, "x-request-id": request.id}
+        if self._target.api_key:
+            headers["authorization"] = f"Bearer {self._target.api_key}"
+        body = request_body(self._target, request)
+        async with asyncio.timeout(self._target.request_deadline_s):
+            record.sent_ns = self._now()
+            async with self._client.stream("POST", self._target.path, content=body, headers=headers) as response:
+                return await _read(response, record, self._now)
+
+    def _close(self, send: Send, record: OpenRecord, usage: _Usage | None, failure: _Failure) -> None:
+        now = self._now()
+        del self._open[str(send.key)]
+        if usage is None:
+            self.records.append(record.close(now, error=failure.kind, detail=str(failure)))
+            self._plan.on_failed(send.key, now)
+        else:
+            details = usage.prompt_tokens_details
+            self.records.append(
+                record.close(
+                    now,
+                    prompt_tokens=usage.prompt_tokens,
+                    cached_tokens=(details.cached_tokens or 0) if details else 0,
+                    output_tokens=usage.completion_tokens,
+                )
+            )
+            self._plan.on_finished(send.key, now)
+        self._ended.set()
+
+
+async def replay_over_http(
+    plan: Plan,
+    maker: RequestMaker,
+    ideal: IdealCache,
+    target: Target,
+    *,
+    transport: httpx.AsyncBaseTransport | None = None,
+    now: Callable[[], Time] = time.monotonic_ns,
+) -> list[RequestRecord]:
+    """Replay `plan` against `target`; one record per request sent."""
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+    async with httpx.AsyncClient(transport=transport, timeout=None, limits=limits, trust_env=False) as client:
+        return await HttpReplay(plan, maker, ideal, target, client, now).run()
+
+
+def run_http_replay(plan: Plan, maker: RequestMaker, ideal: IdealCache, target: Target) -> list[RequestRecord]:
+    """`replay_over_http` for callers without an event loop."""
+    return asyncio.run(replay_over_http(plan, maker, ideal, target))

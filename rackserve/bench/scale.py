@@ -1,0 +1,107 @@
+"""Makes recorded sessions small or fast enough for the rack at hand, and says what had to be cut."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from rackserve.base.errors import ConfigError
+from rackserve.base.units import Time
+from rackserve.bench.trace import Session, Subagent, TraceRequest, requests_of
+
+
+class ScaledTrace(msgspec.Struct, frozen=True):
+    """Scaled sessions and what the limits took away, in requests of the original."""
+
+    sessions: tuple[Session, ...]
+    num_requests: int
+    num_cut_by_context: int
+    num_cut_by_turns: int
+    num_sessions_cut: int
+
+    def describe(self) -> str:
+        """One line for the head of a run's output."""
+        return (
+            f"{len(self.sessions)} sessions, {self.num_requests} requests; {self.num_sessions_cut} sessions end early, leaving "
+            f"out {self.num_cut_by_context} requests from where the context no longer fits and {self.num_cut_by_turns} beyond "
+            "the turn limit"
+        )
+
+
+class _Scaler:
+    __slots__ = ("by_context", "by_turns", "max_context", "max_turns", "scale", "time_scale")
+
+    def __init__(self, scale: int, time_scale: float, max_context: int, max_turns: int) -> None:
+        self.scale = scale
+        self.time_scale = time_scale
+        self.max_context = max_context
+        self.max_turns = max_turns
+        self.by_context = 0
+        self.by_turns = 0
+
+    def time(self, ns: Time) -> Time:
+        return round(ns / self.time_scale)
+
+    def request(self, request: TraceRequest, block_tokens: int) -> TraceRequest:
+        spare = max(0, request.input_tokens - request.num_blocks * block_tokens)
+        tokens = request.num_blocks * (block_tokens // self.scale) + spare // self.scale
+        outputs = max(1, request.output_tokens // self.scale)
+        return TraceRequest(self.time(request.at_ns), self.time(request.api_ns), max(1, tokens), outputs, request.hash_ids)
+
+    def entries(self, entries: tuple[TraceRequest | Subagent, ...], block_tokens: int) -> tuple[TraceRequest | Subagent, ...]:
+        kept: list[TraceRequest | Subagent] = []
+        turns = 0
+        for number, entry in enumerate(entries):
+            if isinstance(entry, Subagent):
+                inner = self.entries(entry.entries, block_tokens)
+                if inner:
+                    at_ns = self.time(entry.at_ns)
+                    whole = sum(1 for _ in requests_of(inner)) == sum(1 for _ in requests_of(entry.entries))
+                    end_ns = self.time(entry.end_ns) if whole else at_ns + max(part.end_ns for part in inner)
+                    kept.append(Subagent(entry.id, at_ns, end_ns, inner))
+                continue
+            rest = sum(1 for _ in requests_of(entries[number:]))
+            if self.max_turns and turns >= self.max_turns:
+                self.by_turns += rest
+                break
+            request = self.request(entry, block_tokens)
+            if self.max_context and request.input_tokens + request.output_tokens > self.max_context:
+                self.by_context += rest
+                break
+            turns += 1
+            kept.append(request)
+        return tuple(kept)
+
+
+def scale_sessions(
+    sessions: Iterable[Session],
+    *,
+    scale: int = 1,
+    time_scale: float = 1.0,
+    max_context: int = 0,
+    max_turns: int = 0,
+) -> ScaledTrace:
+    """Divide tokens by `scale` and times by `time_scale`; 0 means no limit.
+
+    `scale` must divide the trace's block size, so a block of 64 tokens becomes exactly 64 / scale and shared prefixes stay
+    shared. Outputs are divided rounding down, at least 1; so is what a prompt holds beyond its last full block.
+    `max_context` bounds prompt + output tokens after scaling: the first request that does not fit ends its conversation (a
+    session with its later subagents, or a subagent), because what follows would build on it. `max_turns` bounds the turns of
+    each conversation.
+    """
+    if scale < 1 or time_scale <= 0:
+        raise ConfigError(f"scale must be at least 1 and time_scale above 0, got {scale} and {time_scale}")
+    scaler = _Scaler(scale, time_scale, max_context, max_turns)
+    made: list[Session] = []
+    num_cut = 0
+    for session in sessions:
+        if session.block_tokens % scale:
+            raise ConfigError(f"scale must divide the trace's block size {session.block_tokens}, got {scale}; try 1, 2, 4, 8")
+        before = scaler.by_context + scaler.by_turns
+        entries = scaler.entries(session.entries, session.block_tokens)
+        num_cut += scaler.by_context + scaler.by_turns > before
+        if entries:
+            made.append(Session(session.id, session.block_tokens // scale, entries))
+    num_requests = sum(session.num_requests for session in made)
+    return ScaledTrace(tuple(made), num_requests, scaler.by_context, scaler.by_turns, num_cut)
