@@ -1,0 +1,109 @@
+"""One HTTP exchange over ASGI: a bounded body in, JSON or server-sent events out, and the moment the client hangs up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from starlette.datastructures import Headers
+from starlette.types import Receive, Scope, Send
+
+from rackserve.api.errors import error_body, error_headers
+from rackserve.api.factory import Limits
+from rackserve.base.errors import RequestError
+
+
+class ClientGone(Exception):
+    """The client closed the connection, or stopped taking the answer."""
+
+
+class Exchange:
+    """`started`: the status line is out, so a failure can only be told inside the stream."""
+
+    __slots__ = ("_limits", "_receive", "_send", "headers", "started")
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, limits: Limits) -> None:
+        self.headers = Headers(scope=scope)
+        self.started = False
+        self._receive = receive
+        self._send = send
+        self._limits = limits
+
+    async def body(self) -> bytes:
+        """The request body. Raises RequestError (413, 408) or ClientGone; reads no more than the limit."""
+        limit = self._limits.body_bytes
+        announced = self.headers.get("content-length", "0")
+        if announced.isdecimal() and int(announced) > limit:
+            raise _too_large(limit)
+        parts = bytearray()
+        while True:
+            try:
+                async with asyncio.timeout(self._limits.body_s):
+                    message = await self._receive()
+            except TimeoutError as error:
+                text = f"no part of the body came for {self._limits.body_s:g} seconds"
+                raise RequestError(text, code="request_timeout", status=408) from error
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            parts += message.get("body", b"")
+            if len(parts) > limit:
+                raise _too_large(limit)
+            if not message.get("more_body", False):
+                return bytes(parts)
+
+    async def hang_up(self) -> None:
+        """Return when the client has closed the connection."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+    async def reply(self, body: bytes, *, status: int = 200, headers: Mapping[str, str] | None = None) -> None:
+        """A whole response."""
+        await self._start(status, {"content-type": "application/json", **(headers or {}), "content-length": str(len(body))})
+        await self._put({"type": "http.response.body", "body": body})
+
+    async def fail(self, error: RequestError) -> None:
+        """Tell `error`: as an HTTP error before the first byte, as one event of the stream after it. Ends the exchange."""
+        if not self.started:
+            await self.reply(error_body(error), status=error.status, headers=error_headers(error))
+            return
+        await self.send_event(error_body(error))
+        await self.end_stream()
+
+    async def send_event(self, data: bytes) -> None:
+        """One server-sent event; the first one sends the headers."""
+        if not self.started:
+            await self._start(
+                200,
+                {
+                    "content-type": "text/event-stream; charset=utf-8",
+                    "cache-control": "no-cache",
+                    "x-accel-buffering": "no",
+                },
+            )
+        await self._put({"type": "http.response.body", "body": b"data: " + data + b"\n\n", "more_body": True})
+
+    async def send_json_event(self, value: Any) -> None:
+        """`value` as one server-sent event."""
+        await self.send_event(msgspec.json.encode(value))
+
+    async def end_stream(self) -> None:
+        """Close the response."""
+        await self._put({"type": "http.response.body", "body": b""})
+
+    async def _start(self, status: int, headers: Mapping[str, str]) -> None:
+        self.started = True
+        raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+        await self._put({"type": "http.response.start", "status": status, "headers": raw})
+
+    async def _put(self, message: dict[str, Any]) -> None:
+        try:
+            async with asyncio.timeout(self._limits.send_s):
+                await self._send(message)
+        except (OSError, TimeoutError) as error:
+            raise ClientGone from error
+
+
+def _too_large(limit: int) -> RequestError:
+    return RequestError(f"the body is larger than {limit} bytes (limits.body_bytes)", code="body_too_large", status=413)

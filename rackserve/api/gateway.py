@@ -1,0 +1,157 @@
+"""The node that clients' answers come back to, in the event loop of the control plane."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+from rackserve.base.errors import InvariantError
+from rackserve.base.ids import FRONTEND, NodeId
+from rackserve.base.messages import Cancel, Message, Output, Submit
+from rackserve.base.request import Request
+from rackserve.base.step import TokenLogprobs
+from rackserve.ports import Transport
+
+CANCEL_WAIT_S = 5.0
+"""How long a reader that cancelled waits for the final output."""
+
+
+class _Mailbox:
+    """Output of one request that has arrived and not been read yet.
+
+    Outputs that wait are joined into one, so a slow reader costs at most `max_tokens` tokens of memory and loses nothing.
+    """
+
+    __slots__ = ("_index", "_limit", "_logprobs", "_request", "_tokens", "cancelled", "changed", "last", "received", "running")
+
+    def __init__(self, request: Request) -> None:
+        self._request = request.id
+        self._limit = request.max_tokens
+        self._index = 0  # output number of the first unread token
+        self._tokens: list[int] = []
+        self._logprobs: list[TokenLogprobs] = []
+        self.received = 0
+        self.last: Output | None = None
+        self.running = True  # the frontend has not said that the request ended
+        self.cancelled = False
+        self.changed = asyncio.Event()
+
+    def put(self, output: Output) -> None:
+        """Take in what the frontend sent. Tokens seen before are skipped, a gap or a surplus ends the answer with an error."""
+        if output.finish is not None or output.error is not None:
+            self.running = False
+        if self.last is not None:
+            return
+        seen = self.received - output.index
+        tokens = output.tokens[max(0, seen) :]
+        if output.error is None and seen < 0:
+            self.end("output_lost", f"output tokens {self.received} to {output.index - 1} were lost on the way")
+            return
+        if self.received + len(tokens) > self._limit:
+            self.end("internal", f"more than the {self._limit} output tokens asked for arrived")
+            return
+        self.received += len(tokens)
+        self._tokens += tokens
+        self._logprobs += output.logprobs[max(0, seen) :]
+        if not self.running:
+            self.last = output
+        self.changed.set()
+
+    def end(self, code: str, detail: str) -> None:
+        """End the answer with an error of the gateway's own, unless it has ended already."""
+        if self.last is None:
+            self.last = Output(self._request, self.received, (), error=code, detail=detail)
+            self.changed.set()
+
+    def take(self) -> Output:
+        """Everything unread as one output; the final one once nothing more will come."""
+        index, tokens, logprobs = self._index, tuple(self._tokens), tuple(self._logprobs)
+        self._index += len(tokens)
+        self._tokens.clear()
+        self._logprobs.clear()
+        self.changed.clear()
+        end = self.last
+        if end is None:
+            return Output(self._request, index, tokens, logprobs=logprobs)
+        return Output(self._request, index, tokens, end.finish, end.error, end.detail, end.usage, end.attempts, logprobs)
+
+
+class Gateway:
+    """Node `api`: submits requests to the frontend and hands each reader its own outputs.
+
+    `wait_s` bounds every wait for the next output (seconds); the frontend's deadlines come first, this is the backstop.
+    """
+
+    __slots__ = ("_boxes", "_closed", "_idle", "_node", "_transport", "_wait_s")
+
+    def __init__(self, transport: Transport, *, node: NodeId = "api", wait_s: float = 900.0) -> None:
+        self._transport = transport
+        self._node = node
+        self._wait_s = wait_s
+        self._boxes: dict[str, _Mailbox] = {}
+        self._closed = ""
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def num_open(self) -> int:
+        """Requests whose reader has not left."""
+        return len(self._boxes)
+
+    def handle(self, message: Message) -> None:
+        """Deliver an `Output` to its reader; those of readers that left are dropped."""
+        if isinstance(message, Output):
+            box = self._boxes.get(message.request)
+            if box is not None:
+                box.put(message)
+
+    async def generate(self, request: Request) -> AsyncGenerator[Output, None]:
+        """Outputs of `request` in order, each token once; the last one has `finish` or `error` set.
+
+        Close the generator to cancel. Whatever way it is left before the frontend ended the request, one Cancel is sent.
+        """
+        if request.id in self._boxes:
+            raise InvariantError(f"request id {request.id} is already being served")
+        if self._closed:
+            yield Output(request.id, 0, (), error="draining", detail=self._closed)
+            return
+        box = self._boxes[request.id] = _Mailbox(request)
+        self._idle.clear()
+        try:
+            self._transport.send(FRONTEND, Submit(request, self._node))
+            done = False
+            while not done:
+                wait_s = min(self._wait_s, CANCEL_WAIT_S) if box.cancelled else self._wait_s
+                try:
+                    async with asyncio.timeout(wait_s):
+                        await box.changed.wait()
+                except TimeoutError:
+                    box.end("timeout", f"no output for {wait_s:g} seconds")
+                output = box.take()
+                done = output.finish is not None or output.error is not None
+                yield output
+        finally:
+            self.cancel(request.id)
+            del self._boxes[request.id]
+            if not self._boxes:
+                self._idle.set()
+
+    def cancel(self, request: str) -> None:
+        """Tell the frontend that no more output is wanted, at most once and not after the request ended.
+
+        The reader may stay for the final output, which then says "cancelled" and carries the usage.
+        """
+        box = self._boxes.get(request)
+        if box is not None and box.running and not box.cancelled:
+            box.cancelled = True
+            self._transport.send(FRONTEND, Cancel(request))
+
+    def close(self, detail: str) -> None:
+        """End every open answer with an error that says `detail`, and refuse later ones."""
+        self._closed = detail
+        for box in self._boxes.values():
+            box.end("draining", detail)
+
+    async def wait_idle(self) -> None:
+        """Return when no answer is open."""
+        await self._idle.wait()

@@ -1,0 +1,79 @@
+"""The application: which path does what."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import msgspec
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from rackserve.api.desk import Desk
+from rackserve.api.endpoint import GenerationEndpoint
+from rackserve.api.errors import error_body, error_headers
+from rackserve.api.factory import RequestFactory
+from rackserve.api.gateway import Gateway
+from rackserve.api.metrics import Metrics
+from rackserve.api.state import ServerState
+from rackserve.base.errors import RequestError
+
+
+def create_app(gateway: Gateway, factory: RequestFactory, metrics: Metrics, state: ServerState) -> Starlette:
+    """The ASGI application of one served model. Its worker threads end with its lifespan."""
+    desk = Desk(factory)
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        yield
+        desk.close()
+
+    async def models(_: Request) -> Response:
+        entries = [
+            {"id": name, "object": "model", "created": 0, "owned_by": "rackserve", "max_model_len": factory.max_model_len}
+            for name in factory.models
+        ]
+        return _json({"object": "list", "data": entries})
+
+    async def health(_: Request) -> Response:
+        body = {
+            "live": state.live,
+            "ready": state.takes_work,
+            "draining": state.draining,
+            "open_requests": gateway.num_open,
+            **state.detail(),
+        }
+        return _json(body, 200 if state.takes_work else 503)
+
+    async def scrape(_: Request) -> Response:
+        return Response(metrics.exposition(), headers={"content-type": CONTENT_TYPE_LATEST})
+
+    completions = GenerationEndpoint(gateway, factory, desk, metrics, state, chat=False)
+    chat = GenerationEndpoint(gateway, factory, desk, metrics, state, chat=True)
+    return Starlette(
+        routes=[
+            Route("/v1/models", models),
+            Route("/v1/completions", completions, methods=["POST"]),
+            Route("/v1/chat/completions", chat, methods=["POST"]),
+            Route("/health", health),
+            Route("/metrics", scrape),
+        ],
+        exception_handlers={HTTPException: _refuse_path},
+        lifespan=lifespan,
+    )
+
+
+def _json(value: object, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(value), status, media_type="application/json")
+
+
+async def _refuse_path(request: Request, error: Exception) -> Response:
+    """Unknown paths and methods get an error body like any other."""
+    assert isinstance(error, HTTPException)
+    text = f"{request.method} {request.url.path[:200]}: {error.detail}"
+    told = RequestError(text, code="not_found" if error.status_code == 404 else "bad_request", status=error.status_code)
+    return Response(error_body(told), error.status_code, headers={**error_headers(told), **(error.headers or {})})
