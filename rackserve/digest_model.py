@@ -61,8 +61,24 @@ class DigestRunner:
         if item.restore >= 0:
             state.fold = bytes(self._window(item.restore))
         tokens = array("i", item.tokens) if item.tokens else array("i", state.last[-item.num_tokens :])
+        digest = self._compute(state, item.start, tokens)
+        if item.snapshot >= 0:
+            self._window(item.snapshot)[:] = state.fold
+        if not item.sample:
+            return ItemResult(item.sequence, ())
+        drawn = [next_token(digest, item.sampling, item.output_index, self._vocab)]
+        # A draft head that is right this often, by chance that depends on the position alone:
+        accepted = draw_below(item.num_draft + 1, "draft", item.start) if item.num_draft else 0
+        for extra in range(accepted):
+            digest = self._compute(state, item.start + item.num_tokens + extra, array("i", drawn[-1:]))
+            drawn.append(next_token(digest, item.sampling, item.output_index + extra + 1, self._vocab))
+        state.last = tuple(drawn)
+        return ItemResult(item.sequence, state.last)
+
+    def _compute(self, state: _Sequence, start: int, tokens: array[int]) -> bytes:
+        """Write the entries of positions [start, start + len(tokens)); returns the digest of the last."""
         context = blake2b(digest_size=16)
-        for position in range(item.start):
+        for position in range(start):
             context.update(self._entry(state, position))
         digest = b""
         for offset, token in enumerate(tokens):
@@ -70,14 +86,9 @@ class DigestRunner:
             probe = context.copy()
             probe.update((state.fold if self.layout.has_window else b"") + token.to_bytes(4, "little"))
             digest = probe.digest()
-            self._entry(state, item.start + offset)[:] = digest[:ENTRY_BYTES]
+            self._entry(state, start + offset)[:] = digest[:ENTRY_BYTES]
             context.update(digest[:ENTRY_BYTES])
-        if item.snapshot >= 0:
-            self._window(item.snapshot)[:] = state.fold
-        if not item.sample:
-            return ItemResult(item.sequence, ())
-        state.last = (next_token(digest, item.sampling, item.output_index, self._vocab),)
-        return ItemResult(item.sequence, state.last)
+        return digest
 
     def _entry(self, state: _Sequence, position: int) -> memoryview:
         block_tokens = self.layout.block_tokens

@@ -19,6 +19,7 @@ class Topology(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prefill_blocks, decode_blocks  KV blocks in each rank's own arena
     pool                           whether trays contribute DRAM to one rack-wide KV pool (one tray per worker)
     segment_blocks                 KV blocks in each tray's pool segment
+    rank_windows, segment_windows  slots for resume state in each arena and segment (models with window groups only)
     """
 
     prefill_workers: int = 2
@@ -29,6 +30,8 @@ class Topology(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     decode_blocks: int = 1024
     pool: bool = True
     segment_blocks: int = 1024
+    rank_windows: int = 0
+    segment_windows: int = 0
 
     def __post_init__(self) -> None:
         for name in ("prefill_workers", "decode_workers", "prefill_ranks", "decode_ranks", "prefill_blocks", "decode_blocks"):

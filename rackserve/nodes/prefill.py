@@ -1,0 +1,438 @@
+"""A prefill worker: matches its cache, fetches what the pool has, computes the rest in chunks, pushes KV to a decode rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from rackserve.base.events import PrefillAdmitted
+from rackserve.base.ids import FRONTEND, POOL, ROUTER, Attempt
+from rackserve.base.keys import count, key_at
+from rackserve.base.messages import (
+    AbortAttempt,
+    AttemptFailed,
+    AttemptFinished,
+    EngineFailed,
+    HandOver,
+    Message,
+    PoolFound,
+    PoolGranted,
+    PoolLookup,
+    PoolRelease,
+    Prefill,
+    PrefillFinished,
+    PrefillProgressed,
+    PrefillStarted,
+    PushesEnded,
+    RankDown,
+    Reserve,
+    Reserved,
+    SnapshotWanted,
+    StepFinished,
+    Timeout,
+    TokensEmitted,
+    TransferFailed,
+    TransferFinished,
+)
+from rackserve.base.transfer import Copy
+from rackserve.base.units import Time, blocks_for
+from rackserve.nodes.worker import Worker, pool_copies
+from rackserve.pool.planner import FetchRates, plan_fetch
+from rackserve.sched.queue import ORDERS, WaitingQueue
+from rackserve.sched.scheduler import Progress
+from rackserve.sched.sequence import Sequence
+
+
+@dataclass(slots=True)
+class _Errand:
+    """What a prefill rank does for one attempt besides computing: fetch before, push after.
+
+    pushed       logical blocks whose push has been started (the next one to push)
+    local, fetched  prompt tokens found in the rank's cache, and fetched from the pool
+    """
+
+    arrived: Time
+    local: int = 0
+    fetched: int = 0
+    lookup_sent: bool = False
+    pool_lease: int = 0
+    fetching: int = 0
+    reserve_sent: bool = False
+    reserved: Reserved | None = None
+    pushed: int = 0
+    window_pushed: bool = False
+    push_failed: bool = False
+    wants_end: bool = False
+    first_tokens: tuple[int, ...] = ()
+    fetch_blocks: range = field(default_factory=lambda: range(0))
+
+
+class PrefillNode:
+    """Node of one prefill worker. `worker_of` builds the shared parts around this node as owner."""
+
+    def __init__(self, worker_of: Callable[[PrefillNode], Worker], rates: FetchRates | None) -> None:
+        self._rates = rates
+        self.worker = worker_of(self)
+        config = self.worker.config
+        self._queues = [WaitingQueue(ORDERS[config.order](), config.max_skips) for _ in self.worker.ranks]
+        self._errands: dict[Attempt, _Errand] = {}
+        self._handlers: dict[type[Message], Callable[..., None]] = {
+            Prefill: self._on_prefill,
+            PoolFound: self._on_pool_found,
+            PoolGranted: self.worker.on_pool_granted,
+            Reserved: self._on_reserved,
+            AbortAttempt: self._on_abort,
+            AttemptFailed: self._on_peer_failed,
+            RankDown: self._on_rank_down,
+            SnapshotWanted: lambda message: self.worker.snapshot(message.holder),
+            StepFinished: self.worker.on_step_finished,
+            EngineFailed: self.worker.on_engine_failed,
+            TransferFinished: self.worker.on_transfer_ended,
+            TransferFailed: self.worker.on_transfer_ended,
+            Timeout: self._on_timeout,
+        }
+
+    def handle(self, message: Message) -> None:
+        handler = self._handlers.get(type(message))
+        if handler is not None:
+            handler(message)
+            self.worker.pump()
+
+    # ------------------------------------------------------------ arrival and admission
+
+    def _on_prefill(self, message: Prefill) -> None:
+        request, worker = message.request, self.worker
+        if message.placement.key in worker.sequences:
+            worker.drop(message, "duplicate")
+            return
+        dp_rank = message.placement.prefill.dp_rank
+        needed = blocks_for(request.num_tokens, worker.layout.block_tokens)
+        if dp_rank >= len(worker.ranks) or needed > worker.caches[dp_rank].num_blocks:
+            self._fail(request.key, dp_rank % len(worker.ranks), f"the prompt needs {needed} blocks", retry=False)
+            return
+        sequence = worker.open(request, message.placement, "queued", 1)
+        now = worker.ports.clock.now()
+        self._errands[sequence.key] = _Errand(now)
+        self._queues[dp_rank].add(sequence)
+        self._at("queue", sequence)
+        self.on_room(dp_rank)
+        worker.record_queue(dp_rank, len(self._queues[dp_rank]))
+
+    def on_room(self, dp_rank: int) -> None:
+        """Admit queued sequences while blocks and places last."""
+        queue = self._queues[dp_rank]
+        admitted = False
+        while len(queue):
+            active = sum(s.lease is not None and not s.ended for s in self.worker.sequences.values())
+            if active >= self.worker.config.max_sequences * len(self.worker.ranks):
+                break
+            sequence = queue.pick(lambda candidate: self._admit(candidate, dp_rank))
+            if sequence is None:
+                break
+            admitted = True
+            self._start(sequence, dp_rank)
+        if admitted:
+            self.worker.record_queue(dp_rank, len(queue))
+
+    def _admit(self, sequence: Sequence, dp_rank: int) -> bool | None:
+        """True: it has its blocks now. False: they cannot be had yet. None: another sequence is computing its next block."""
+        block_tokens = self.worker.layout.block_tokens
+        limit = (sequence.request.num_tokens - 1) // block_tokens
+        matched = self.worker.caches[dp_rank].match(sequence.chain, limit)
+        if self._is_coming(sequence, matched, dp_rank):
+            return None
+        if not self.worker.acquire(sequence, dp_rank, matched, blocks_for(sequence.request.num_tokens, block_tokens)):
+            return False
+        sequence.computed = sequence.scheduled = matched * block_tokens
+        self._errands[sequence.key].local = sequence.computed
+        return True
+
+    def _is_coming(self, sequence: Sequence, matched: int, dp_rank: int) -> bool:
+        """Whether an admitted sequence of this rank will yield the first block this one lacks: then computing it is waste."""
+        limit = (sequence.request.num_tokens - 1) // self.worker.layout.block_tokens
+        if matched >= min(limit, count(sequence.chain)) or self.worker.layout.has_window:
+            return False
+        wanted = key_at(sequence.chain, matched)
+        return any(
+            other.lease is not None
+            and not other.ended
+            and self.worker.dp_rank(other) == dp_rank
+            and other.lease.committed <= matched < count(other.chain)
+            and key_at(other.chain, matched) == wanted
+            for other in self.worker.sequences.values()
+            if other is not sequence and other.state in ("fetching", "ready", "running")
+        )
+
+    def _start(self, sequence: Sequence, dp_rank: int) -> None:
+        """The sequence has its blocks: ask the pool for what is missing, or compute."""
+        errand = self._errands[sequence.key]
+        block_tokens = self.worker.layout.block_tokens
+        missing = (sequence.request.num_tokens - 1) // block_tokens - sequence.computed // block_tokens
+        if self._rates is None or missing <= 0:
+            self._ready(sequence)
+            return
+        sequence.move("fetching")
+        errand.lookup_sent = True
+        request = sequence.request
+        limit = (request.num_tokens - 1) // block_tokens
+        rank = self.worker.ranks[dp_rank]
+        chain = sequence.chain[: limit * 16]
+        from_block = sequence.computed // block_tokens
+        self.worker.ports.transport.send(POOL, PoolLookup(request.id, request.attempt, rank, chain, from_block))
+        self._at("lookup", sequence)
+
+    def _ready(self, sequence: Sequence) -> None:
+        worker, errand = self.worker, self._errands[sequence.key]
+        dp_rank = worker.dp_rank(sequence)
+        request = sequence.request
+        sequence.move("ready")
+        worker.group.schedulers[dp_rank].add(sequence)
+        waited = worker.ports.clock.now() - errand.arrived
+        rank = worker.ranks[dp_rank]
+        worker.ports.recorder.record(
+            PrefillAdmitted(request.id, request.attempt, rank, request.num_tokens, errand.local, errand.fetched, waited)
+        )
+        cached = errand.local + errand.fetched
+        worker.ports.transport.send(ROUTER, PrefillStarted(request.id, request.attempt, rank, cached, errand.fetched))
+        if request.max_tokens > 1:
+            errand.reserve_sent = True
+            decode = sequence.placement.decode.worker
+            worker.ports.transport.send(decode, Reserve(sequence.placement, request))
+
+    # ------------------------------------------------------------ fetching
+
+    def _on_pool_found(self, message: PoolFound) -> None:
+        worker = self.worker
+        sequence, errand = worker.sequences.get(message.key), self._errands.get(message.key)
+        if sequence is None or errand is None or sequence.state != "fetching" or errand.pool_lease or errand.fetching:
+            if message.lease and not (errand and errand.pool_lease == message.lease):
+                worker.ports.transport.send(POOL, PoolRelease(message.lease))
+            worker.drop(message, "not waiting for it")
+            return
+        wanted = 0
+        if message.lease and self._rates is not None:
+            block_tokens = worker.layout.block_tokens
+            found = message.from_block + len(message.slots)
+            wanted = plan_fetch(message.from_block, found, block_tokens, self._rates).num_blocks
+        if not wanted:
+            if message.lease:
+                worker.ports.transport.send(POOL, PoolRelease(message.lease))
+            self._ready(sequence)
+            return
+        self._fetch(sequence, errand, message, wanted)
+
+    def _fetch(self, sequence: Sequence, errand: _Errand, found: PoolFound, num_blocks: int) -> None:
+        worker = self.worker
+        first = found.from_block
+        errand.pool_lease = found.lease
+        errand.fetch_blocks = range(first, first + num_blocks)
+        region = worker.region(worker.dp_rank(sequence))
+        copies = pool_copies(
+            region, sequence.block_table[first : first + num_blocks], found.slots[:num_blocks], "full", to_pool=False
+        )
+        if found.window_slot is not None:
+            copies += pool_copies(region, [sequence.end_slot], (found.window_slot,), "window", to_pool=False)
+        has_state = found.window_slot is not None or not worker.layout.has_window
+
+        def on_end(finished: bool) -> None:
+            worker.ports.transport.send(POOL, PoolRelease(found.lease))
+            errand.pool_lease = errand.fetching = 0
+            if sequence.ended:
+                return
+            if finished and has_state:
+                errand.fetched = num_blocks * worker.layout.block_tokens
+                sequence.computed = sequence.scheduled = (first + num_blocks) * worker.layout.block_tokens
+                if worker.layout.has_window:
+                    sequence.restore = sequence.end_slot
+                worker.commit(sequence)
+            self._ready(sequence)
+
+        errand.fetching = worker.move("fetch", sequence, copies, on_end)
+
+    # ------------------------------------------------------------ computing
+
+    def on_progress(self, progress: Progress) -> None:
+        worker, sequence = self.worker, progress.sequence
+        errand = self._errands[sequence.key]
+        request, rank = sequence.request, worker.ranks[worker.dp_rank(sequence)]
+        worker.commit(sequence)
+        done = PrefillProgressed(request.id, request.attempt, rank, progress.num_computed)
+        worker.ports.transport.send(ROUTER, done)
+        if progress.tokens:
+            self._computed(sequence, errand, progress.tokens)
+        self._push(sequence, errand)
+        self.on_room(worker.dp_rank(sequence))  # siblings may have waited for these blocks
+
+    def _computed(self, sequence: Sequence, errand: _Errand, tokens: tuple[int, ...]) -> None:
+        """The prompt is computed and the first token drawn."""
+        worker, request = self.worker, sequence.request
+        rank = worker.ranks[worker.dp_rank(sequence)]
+        send = worker.ports.transport.send
+        emitted = TokensEmitted(
+            request.id,
+            request.attempt,
+            request.num_emitted,
+            tokens,
+            errand.local + errand.fetched,
+            sequence.finish,
+            tuple(sequence.logprobs),
+        )
+        send(FRONTEND, emitted)
+        if sequence.boundary_slot >= 0:
+            boundary = request.num_tokens // worker.layout.block_tokens
+            if boundary * worker.layout.block_tokens > errand.local + errand.fetched:
+                sequence.window_states.append((boundary, sequence.boundary_slot))
+        worker.spill(sequence)
+        if sequence.finish is not None:
+            send(ROUTER, AttemptFinished(request.id, request.attempt, rank))
+            worker.cancel_moves(sequence, "push")
+            worker.end(sequence, "done")
+            self._report_pushes_ended(sequence, errand)
+            return
+        errand.first_tokens = tokens
+        send(ROUTER, PrefillFinished(request.id, request.attempt, rank))
+        sequence.move("pushing")
+        worker.group.schedulers[rank.dp_rank].remove(sequence)
+        self._at("handover", sequence)
+
+    def on_given_up(self, sequence: Sequence, reason: str) -> None:
+        self._abort(sequence)
+        self._fail(sequence.key, self.worker.dp_rank(sequence), reason)
+
+    # ------------------------------------------------------------ pushing
+
+    def _on_reserved(self, message: Reserved) -> None:
+        sequence, errand = self.worker.sequences.get(message.key), self._errands.get(message.key)
+        if sequence is None or errand is None or sequence.ended or errand.reserved is not None:
+            self.worker.drop(message, "not waiting for it")
+            return
+        errand.reserved = message
+        errand.pushed = message.first_block
+        self._push(sequence, errand)
+
+    def _push(self, sequence: Sequence, errand: _Errand) -> None:
+        """Push what is computed and not pushed yet; after the last push, hand over."""
+        worker, reserved = self.worker, errand.reserved
+        if reserved is None or sequence.ended or errand.push_failed:
+            return
+        block_tokens = worker.layout.block_tokens
+        complete = sequence.state == "pushing"
+        total = blocks_for(sequence.request.num_tokens, block_tokens)
+        upto = total if complete else sequence.computed // block_tokens
+        region = worker.region(worker.dp_rank(sequence))
+        copies = []
+        if upto > errand.pushed:
+            targets = reserved.slots[errand.pushed - reserved.first_block : upto - reserved.first_block]
+            sources = tuple(sequence.block_table[errand.pushed : upto])
+            copies.append(Copy(region, reserved.region, "full", sources, targets))
+            errand.pushed = upto
+        if complete and reserved.window_slot >= 0 and not errand.window_pushed:
+            at_boundary = sequence.request.num_tokens % block_tokens == 0
+            state = sequence.boundary_slot if at_boundary else sequence.end_slot
+            copies.append(Copy(region, reserved.region, "window", (state,), (reserved.window_slot,)))
+            errand.window_pushed = True
+        if copies:
+            worker.move("push", sequence, copies, lambda finished: self._pushed(sequence, errand, finished))
+        elif complete and not worker.num_moves(sequence, "push"):
+            self._hand_over(sequence, errand)
+
+    def _pushed(self, sequence: Sequence, errand: _Errand, finished: bool) -> None:
+        if sequence.ended:
+            self._report_pushes_ended(sequence, errand)
+        elif not finished:
+            errand.push_failed = True
+            self._abort(sequence)
+            self._fail(sequence.key, self.worker.dp_rank(sequence), "push failed")
+        else:
+            self._push(sequence, errand)
+
+    def _hand_over(self, sequence: Sequence, errand: _Errand) -> None:
+        request = sequence.request
+        cached = errand.local + errand.fetched
+        message = HandOver(request.id, request.attempt, errand.first_tokens, cached)
+        self.worker.ports.transport.send(sequence.placement.decode.worker, message)
+        self._errands.pop(sequence.key, None)
+        self.worker.end(sequence, "done")
+
+    # ------------------------------------------------------------ giving up
+
+    def _on_abort(self, message: AbortAttempt) -> None:
+        sequence = self.worker.sequences.get(message.key)
+        if sequence is None:
+            return
+        if not sequence.ended:
+            self._abort(sequence)
+
+    def _on_peer_failed(self, message: AttemptFailed) -> None:
+        """The decode rank gave the attempt up (it has told the router too)."""
+        sequence, errand = self.worker.sequences.get(message.key), self._errands.get(message.key)
+        if sequence is not None and not sequence.ended:
+            self._abort(sequence)
+        elif errand is None:
+            ended = PushesEnded(message.request, message.attempt)
+            self.worker.ports.transport.send(message.rank.worker, ended)
+        elif sequence is not None:
+            self._report_pushes_ended(sequence, errand)
+
+    def _on_rank_down(self, message: RankDown) -> None:
+        for sequence in [s for s in self.worker.sequences.values() if s.placement.decode == message.rank and not s.ended]:
+            self._abort(sequence)
+            self._fail(sequence.key, self.worker.dp_rank(sequence), f"{message.rank} is down")
+
+    def _abort(self, sequence: Sequence) -> None:
+        """Stop everything for an attempt; what still touches its blocks is waited for before they are given back."""
+        dp_rank = self.worker.dp_rank(sequence)
+        self._queues[dp_rank].remove(sequence)
+        errand = self._errands.get(sequence.key)
+        self.worker.cancel_moves(sequence, "fetch")
+        self.worker.cancel_moves(sequence, "push")
+        if not sequence.ended:
+            self.worker.end(sequence, "aborted")
+        if errand is not None:
+            self._report_pushes_ended(sequence, errand)
+        self.on_room(dp_rank)
+
+    def _report_pushes_ended(self, sequence: Sequence, errand: _Errand) -> None:
+        """Tell the decode rank that its blocks are safe, as soon as no push of this attempt is under way."""
+        if self.worker.num_moves(sequence, "push"):
+            return
+        self._errands.pop(sequence.key, None)
+        if errand.reserve_sent:
+            request = sequence.request
+            self.worker.ports.transport.send(sequence.placement.decode.worker, PushesEnded(request.id, request.attempt))
+
+    def _fail(self, key: Attempt, dp_rank: int, reason: str, *, retry: bool = True) -> None:
+        failed = AttemptFailed(key[0], key[1], self.worker.ranks[dp_rank], reason, retry)
+        self.worker.ports.transport.send(ROUTER, failed)
+
+    # ------------------------------------------------------------ deadlines
+
+    def _at(self, kind: str, sequence: Sequence) -> None:
+        due = self.worker.ports.clock.now() + self.worker.deadlines.ns(kind)
+        self.worker.ports.clock.call_at(due, Timeout(kind, sequence.request.id, sequence.request.attempt))
+
+    def _on_timeout(self, message: Timeout) -> None:
+        if message.kind == "transfer":
+            self.worker.on_transfer_timeout(message)
+            return
+        if message.kind == "spill":
+            self.worker.on_spill_timeout(message)
+            return
+        key = (message.key, message.attempt)
+        sequence, errand = self.worker.sequences.get(key), self._errands.get(key)
+        if sequence is None or errand is None or sequence.ended:
+            return
+        if message.kind == "lookup":
+            if sequence.state == "fetching" and not errand.fetching:
+                self._ready(sequence)  # the pool does not answer: compute
+        elif message.kind == {"queued": "queue", "pushing": "handover"}.get(sequence.state):
+            self._abort(sequence)
+            self._fail(key, self.worker.dp_rank(sequence), f"{message.kind} deadline")
+
+    def check(self) -> None:
+        """Raise InvariantError if a law does not hold on this worker."""
+        self.worker.check()
+
+    @property
+    def is_quiet(self) -> bool:
+        return self.worker.is_quiet and not self._errands and not any(len(queue) for queue in self._queues)

@@ -1,0 +1,292 @@
+"""The router: knows who holds what and who has how much to do, and places each attempt on the least uncached work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from rackserve.base.errors import InvariantError
+from rackserve.base.events import MessageDropped, RequestPlaced
+from rackserve.base.ids import FRONTEND, POOL_RANK, ROUTER, Attempt, Rank
+from rackserve.base.keys import count
+from rackserve.base.messages import (
+    AbortAttempt,
+    AttemptFailed,
+    AttemptFinished,
+    AttemptLost,
+    BlocksRemoved,
+    BlocksStored,
+    Message,
+    Place,
+    Placed,
+    Prefill,
+    PrefillFinished,
+    PrefillProgressed,
+    PrefillStarted,
+    PresenceSnapshot,
+    RankDown,
+    RankUp,
+    Refused,
+    SnapshotWanted,
+    Timeout,
+)
+from rackserve.base.request import Placement, Request
+from rackserve.nodes.deadlines import Deadlines
+from rackserve.nodes.ports import Ports
+from rackserve.route.cost import Candidate, uncached_work
+from rackserve.route.index import PrefixIndex
+from rackserve.route.limits import admissible, admit
+from rackserve.route.load import LoadBook
+from rackserve.route.placement import POLICIES, DecodeCandidate, PlacementAsk, RouterConfig, place_decode
+from rackserve.route.promises import Promises
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What the ranks of each role can hold, in tokens; and the tokens of a block."""
+
+    prefill_tokens: int
+    decode_tokens: int
+    block_tokens: int
+
+
+class Router:
+    """Node `router`."""
+
+    def __init__(self, config: RouterConfig, capacity: Capacity, deadlines: Deadlines, ports: Ports) -> None:
+        self.index = PrefixIndex(max_runs=config.max_index_runs)
+        self.prefill_load = LoadBook()
+        self.decode_load = LoadBook()
+        self.promises = Promises()
+        self._config = config
+        self._capacity = capacity
+        self._deadlines = deadlines
+        self._ports = ports
+        self._policy = POLICIES[config.policy]()
+        self._up: dict[str, dict[Rank, int]] = {"prefill": {}, "decode": {}}
+        self._placed: dict[Attempt, Placement] = {}
+        self._handlers: dict[type[Message], Callable[..., None]] = {
+            Place: self._on_place,
+            AbortAttempt: self._on_abort,
+            PrefillStarted: self._on_prefill_started,
+            PrefillProgressed: self._on_prefill_progressed,
+            PrefillFinished: self._on_prefill_finished,
+            AttemptFinished: self._on_attempt_finished,
+            AttemptFailed: self._on_attempt_failed,
+            BlocksStored: self._on_presence,
+            BlocksRemoved: self._on_presence,
+            PresenceSnapshot: self._on_presence,
+            RankUp: self._on_rank_up,
+            RankDown: self._on_rank_down,
+            Timeout: self._on_timeout,
+        }
+
+    def handle(self, message: Message) -> None:
+        handler = self._handlers.get(type(message))
+        if handler is not None:
+            handler(message)
+
+    # ------------------------------------------------------------ placing
+
+    def _on_place(self, message: Place) -> None:
+        request = message.request
+        if request.key in self._placed:
+            self._drop(message, "duplicate")
+            return
+        refusal = self._impossible(request)
+        candidates = [] if refusal else self._candidates(request)
+        if refusal is None:
+            found = admit(self._config, candidates)
+            if found is None and not self._up["decode"]:
+                refusal = Refused(*request.key, "unavailable", "no decode rank is up", retry=True)
+            elif found is not None:
+                refusal = Refused(*request.key, found.code, found.detail, retry=True)
+        if refusal is not None:
+            self._ports.transport.send(FRONTEND, refusal)
+            return
+        ask = PlacementAsk(request.session, request.num_tokens)
+        chosen = self._policy.place(ask, admissible(self._config, candidates))
+        placement = self._book(request, chosen)
+        self._ports.recorder.record(
+            RequestPlaced(
+                request.id,
+                request.attempt,
+                placement.prefill,
+                placement.decode,
+                placement.cached_tokens,
+                chosen.pool_tokens,
+                chosen.queued_tokens,
+                tuple((candidate.rank, candidate.cost) for candidate in candidates),
+            )
+        )
+        self._ports.transport.send(FRONTEND, Placed(placement))
+        self._ports.transport.send(placement.prefill.worker, Prefill(placement, request))
+        due = self._ports.clock.now() + self._deadlines.ns("booking")
+        self._ports.clock.call_at(due, Timeout("booking", request.id, request.attempt))
+
+    def _impossible(self, request: Request) -> Refused | None:
+        """A request that no rank could ever hold is refused at once."""
+        total = request.num_tokens + request.max_tokens
+        capacity = self._capacity
+        if request.num_tokens <= capacity.prefill_tokens and total <= capacity.decode_tokens:
+            return None
+        detail = (
+            f"prompt of {request.num_tokens} tokens plus {request.max_tokens} output tokens does not fit: a prefill rank holds "
+            f"{capacity.prefill_tokens} tokens, a decode rank {capacity.decode_tokens}"
+        )
+        return Refused(*request.key, "too_large", detail, retry=False)
+
+    def _candidates(self, request: Request) -> list[Candidate]:
+        """Every prefill rank that is up, weighed for this request, in rank order."""
+        held = self.index.match(request.chain)
+        coming = self.promises.match(request.chain)
+        block_tokens = self._capacity.block_tokens
+        pool_tokens = held.get(POOL_RANK, 0) * block_tokens
+        return [
+            uncached_work(
+                rank,
+                request.num_tokens,
+                local_tokens=max(held.get(rank, 0), coming.get(rank, 0)) * block_tokens,
+                pool_tokens=pool_tokens,
+                queued_tokens=self.prefill_load.outstanding(rank),
+                num_queued=self.prefill_load.count(rank),
+                fetch_cost=self._config.fetch_cost,
+            )
+            for rank in sorted(self._up["prefill"])
+        ]
+
+    def _book(self, request: Request, chosen: Candidate) -> Placement:
+        held = self.index.match(request.chain)
+        context = request.num_tokens + request.max_tokens
+        candidates = [
+            DecodeCandidate(
+                rank,
+                self._capacity.decode_tokens,
+                self.decode_load.outstanding(rank),
+                held.get(rank, 0) * self._capacity.block_tokens,
+            )
+            for rank in sorted(self._up["decode"])
+        ]
+        # All full: the one that will be free first takes it, and the reservation waits there with a deadline.
+        target = place_decode(context, candidates) or min(candidates, key=lambda c: (c.booked_tokens, c.rank))
+        cached = chosen.local_tokens + chosen.pool_tokens
+        placement = Placement(request.id, request.attempt, chosen.rank, target.rank, cached, chosen.own_tokens)
+        self._placed[placement.key] = placement
+        self.prefill_load.book(placement.prefill, placement.key, chosen.own_tokens)
+        self.decode_load.book(placement.decode, placement.key, context)
+        reusable = (request.num_tokens - 1) // self._capacity.block_tokens
+        self.promises.add(placement.prefill, placement.key, request.chain[: min(reusable, count(request.chain)) * 16])
+        return placement
+
+    # ------------------------------------------------------------ what becomes of it
+
+    def _on_prefill_started(self, message: PrefillStarted) -> None:
+        placement = self._live(message.key, message)
+        if placement is not None:
+            cached = message.cached_tokens - placement.cached_tokens
+            outstanding = max(0, placement.booked_tokens - cached)
+            self.prefill_load.adjust(message.rank, message.key, outstanding)
+
+    def _on_prefill_progressed(self, message: PrefillProgressed) -> None:
+        if self._live(message.key, message) is not None:
+            self.prefill_load.progress(message.rank, message.key, message.computed_tokens)
+
+    def _on_prefill_finished(self, message: PrefillFinished) -> None:
+        if self._live(message.key, message) is not None:
+            self._release_prefill(message.key, message.rank)
+
+    def _on_attempt_finished(self, message: AttemptFinished) -> None:
+        if self._live(message.key, message) is not None:
+            self._close(message.key)
+
+    def _on_attempt_failed(self, message: AttemptFailed) -> None:
+        placement = self._live(message.key, message)
+        if placement is None:
+            return
+        self._close(message.key)
+        other = placement.decode if message.rank == placement.prefill else placement.prefill
+        self._ports.transport.send(other.worker, AbortAttempt(*message.key, message.reason))
+        if message.retry:
+            self._ports.transport.send(FRONTEND, AttemptLost(*message.key, message.reason))
+        else:
+            self._ports.transport.send(FRONTEND, Refused(*message.key, "too_large", message.reason, retry=False))
+
+    def _on_abort(self, message: AbortAttempt) -> None:
+        placement = self._live(message.key, message)
+        if placement is not None:
+            self._close(message.key)
+            self._abort_ranks(placement, message.reason)
+
+    def _on_timeout(self, message: Timeout) -> None:
+        placement = self._placed.get((message.key, message.attempt))
+        if placement is not None:
+            self._close(placement.key)
+            self._abort_ranks(placement, "booking deadline")
+            self._ports.transport.send(FRONTEND, AttemptLost(*placement.key, "booking deadline"))
+
+    def _abort_ranks(self, placement: Placement, reason: str) -> None:
+        abort = AbortAttempt(*placement.key, reason)
+        self._ports.transport.send(placement.prefill.worker, abort)
+        self._ports.transport.send(placement.decode.worker, abort)
+
+    def _close(self, key: Attempt) -> None:
+        """The one place where bookings end (law I6)."""
+        placement = self._placed.pop(key)
+        self._release_prefill(key, placement.prefill)
+        self.decode_load.release(placement.decode, key)
+
+    def _release_prefill(self, key: Attempt, rank: Rank) -> None:
+        self.prefill_load.release(rank, key)
+        self.promises.remove(rank, key)
+
+    # ------------------------------------------------------------ who is there, who has what
+
+    def _on_presence(self, message: BlocksStored | BlocksRemoved | PresenceSnapshot) -> None:
+        if not self.index.apply(message):
+            self._ports.transport.send(message.holder.worker, SnapshotWanted(message.holder))
+
+    def _on_rank_up(self, message: RankUp) -> None:
+        self._up[message.role][message.rank] = message.incarnation
+        self.index.drop(message.rank)
+
+    def _on_rank_down(self, message: RankDown) -> None:
+        for ranks in self._up.values():
+            if ranks.get(message.rank) == message.incarnation:
+                del ranks[message.rank]
+        self.index.drop(message.rank)
+        computing = set(self.prefill_load.attempts(message.rank))
+        for key, placement in list(self._placed.items()):
+            # An attempt whose prompt is computed outlives its prefill rank unless pushes were under way; the decode rank
+            # knows that, and fails it.
+            if placement.decode == message.rank or key in computing:
+                self._lose(placement, f"{message.rank} is down")
+
+    def _lose(self, placement: Placement, reason: str) -> None:
+        self._close(placement.key)
+        self._abort_ranks(placement, reason)
+        self._ports.transport.send(FRONTEND, AttemptLost(*placement.key, reason))
+
+    def _live(self, key: Attempt, message: Message) -> Placement | None:
+        placement = self._placed.get(key)
+        if placement is None:
+            self._drop(message, "attempt is over")
+        return placement
+
+    def _drop(self, message: Message, reason: str) -> None:
+        self._ports.recorder.record(MessageDropped(ROUTER, type(message).__name__, reason))
+
+    def check(self) -> None:
+        """Raise InvariantError if bookings and placements disagree (I6) or the index is malformed."""
+        self.index.check()
+        self.prefill_load.check()
+        self.decode_load.check()
+        self.promises.check()
+        for role, book in (("prefill", self.prefill_load), ("decode", self.decode_load)):
+            for rank in self._up[role]:
+                for key in book.attempts(rank):
+                    if key not in self._placed:
+                        raise InvariantError(f"{key} is booked on {rank} but not placed")
+
+    @property
+    def is_quiet(self) -> bool:
+        return not self._placed and self.prefill_load.is_idle() and self.decode_load.is_idle() and self.promises.is_empty()

@@ -1,0 +1,85 @@
+"""Requests that wait for blocks: an order by name, and a bound on how often a large one may be passed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from rackserve.sched.sequence import Sequence
+
+
+@dataclass(slots=True)
+class Waiting:
+    """A queued sequence, the order it came in, and how often others were admitted before it."""
+
+    sequence: Sequence
+    arrival: int
+    skips: int = 0
+
+
+class QueueOrder(Protocol):
+    """Smaller goes first."""
+
+    def rank(self, waiting: Waiting) -> tuple[int, int]: ...
+
+
+class FirstComeFirstServed:
+    """By arrival."""
+
+    def rank(self, waiting: Waiting) -> tuple[int, int]:
+        return (0, waiting.arrival)
+
+
+class ShortestFirst:
+    """By prompt length, each skip counting as 1/4 of it, so that a long one ages to the front."""
+
+    def rank(self, waiting: Waiting) -> tuple[int, int]:
+        length = waiting.sequence.num_known
+        return (length - length * waiting.skips // 4, waiting.arrival)
+
+
+ORDERS: dict[str, type[QueueOrder]] = {"fcfs": FirstComeFirstServed, "shortest_first": ShortestFirst}
+
+
+class WaitingQueue:
+    """Sequences in state `queued`, picked in order; one that does not fit is passed at most `max_skips` times."""
+
+    def __init__(self, order: QueueOrder, max_skips: int) -> None:
+        self._order = order
+        self._max_skips = max_skips
+        self._waiting: dict[int, Waiting] = {}
+        self._arrivals = 0
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return (waiting.sequence for waiting in self._waiting.values())
+
+    def add(self, sequence: Sequence) -> None:
+        self._arrivals += 1
+        self._waiting[sequence.number] = Waiting(sequence, self._arrivals)
+
+    def remove(self, sequence: Sequence) -> bool:
+        return self._waiting.pop(sequence.number, None) is not None
+
+    def pick(self, admit: Callable[[Sequence], bool | None]) -> Sequence | None:
+        """Offer waiting sequences in order until one is admitted, and return it.
+
+        `admit` answers True (admitted), False (does not fit now: may be passed) or None (waits for another sequence's work:
+        passing it is no loss and is not counted).
+        """
+        passed: list[Waiting] = []
+        for waiting in sorted(self._waiting.values(), key=self._order.rank):
+            answer = admit(waiting.sequence)
+            if answer:
+                del self._waiting[waiting.sequence.number]
+                for other in passed:
+                    other.skips += 1
+                return waiting.sequence
+            if answer is False:
+                if waiting.skips >= self._max_skips:
+                    return None
+                passed.append(waiting)
+        return None

@@ -1,0 +1,278 @@
+"""Token budget -> `Step`: which positions of which sequences one rank computes next.
+
+Continuous batching without phases: a sequence with one pending position and one with ten thousand are planned by the same rule.
+Sequences that generate come first (they are short and someone is reading), then prompts in chunks, in order of admission.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from rackserve.base.errors import ConfigError, InvariantError
+from rackserve.base.ids import Rank
+from rackserve.base.step import Step, StepItem, StepResult
+from rackserve.base.units import blocks_for
+from rackserve.kv.rank_cache import RankCache
+from rackserve.sched.queue import ORDERS
+from rackserve.sched.sequence import Sequence
+
+
+class SchedulerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Limits of one rank.
+
+    max_batched_tokens   positions computed in one step
+    max_sequences        sequences that hold blocks and may be in a step
+    max_steps_in_flight  1, or 2 to plan a step while the one before it runs
+    num_draft            draft tokens to verify per generating sequence and step (0: none); forces one step in flight
+    order                how waiting requests are ordered: a name from `rackserve.sched.queue.ORDERS`
+    max_skips            how often a request that does not fit may be passed by smaller ones behind it
+    """
+
+    max_batched_tokens: int = 512
+    max_sequences: int = 32
+    max_steps_in_flight: int = 2
+    num_draft: int = 0
+    order: str = "fcfs"
+    max_skips: int = 16
+
+    def __post_init__(self) -> None:
+        for name in ("max_batched_tokens", "max_sequences"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"scheduler.{name} must be at least 1, got {getattr(self, name)}")
+        if self.max_steps_in_flight not in (1, 2):
+            raise ConfigError(f"scheduler.max_steps_in_flight must be 1 or 2, got {self.max_steps_in_flight}")
+        if self.num_draft < 0 or self.max_skips < 0:
+            raise ConfigError("scheduler.num_draft and scheduler.max_skips must not be negative")
+        if self.num_draft and self.max_steps_in_flight != 1:
+            raise ConfigError("scheduler.num_draft > 0 needs scheduler.max_steps_in_flight = 1")
+        if self.order not in ORDERS:
+            raise ConfigError(f"scheduler.order must be one of {', '.join(sorted(ORDERS))}, got {self.order!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What a finished step did for one sequence: positions computed and output tokens accepted (after stop rules)."""
+
+    sequence: Sequence
+    num_computed: int
+    first_output: int
+    tokens: tuple[int, ...]
+
+
+class Scheduler:
+    """Plans the steps of one rank. Sequences are added when their blocks are in place and removed when they end."""
+
+    def __init__(self, config: SchedulerConfig, rank: Rank, cache: RankCache, block_tokens: int) -> None:
+        self.config = config
+        self.rank = rank
+        self._cache = cache
+        self._block_tokens = block_tokens
+        self._sequences: dict[int, Sequence] = {}
+        self._in_flight: dict[tuple[int, int], Sequence] = {}
+        self._retired: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._sequences)
+
+    def sequences(self) -> list[Sequence]:
+        return list(self._sequences.values())
+
+    def add(self, sequence: Sequence) -> None:
+        """Take a sequence in state `ready` into the batch."""
+        if sequence.state != "ready":
+            raise InvariantError(f"sequence {sequence.key} joins the batch in state {sequence.state}")
+        self._sequences[sequence.number] = sequence
+
+    def remove(self, sequence: Sequence) -> None:
+        """Plan it no more; the engine is told to forget it with the next step. Steps in flight still finish."""
+        if self._sequences.pop(sequence.number, None) is not None and sequence.sent_blocks:
+            self._retired.append(sequence.number)
+
+    def pending(self, sequence: Sequence) -> int:
+        """Positions that could be computed now: known ones, or the one whose token a step in flight will yield."""
+        if sequence.evict_me or sequence.ended:
+            return 0
+        outputs = len(sequence.outputs) + sequence.sampling
+        if outputs >= sequence.max_outputs:
+            return 0
+        return sequence.num_known + sequence.sampling - sequence.scheduled
+
+    @property
+    def has_work(self) -> bool:
+        return any(self.pending(sequence) > 0 for sequence in self._sequences.values())
+
+    def plan(self) -> tuple[Step | None, list[Sequence]]:
+        """The next step, or None if nothing is pending; and the sequences preempted to make room.
+
+        A preempted sequence has left the batch; its owner releases its blocks once `holds` is 0.
+        """
+        budget = self.config.max_batched_tokens
+        preempted = [sequence for sequence in self._sequences.values() if sequence.evict_me and not sequence.in_flight]
+        for sequence in preempted:
+            sequence.move("preempted")
+            self.remove(sequence)
+        items: list[StepItem] = []
+        waiting = [(self.pending(sequence), sequence) for sequence in self._sequences.values()]
+        generating = [sequence for pending, sequence in waiting if pending and sequence.outputs]
+        prompts = [sequence for pending, sequence in waiting if pending and not sequence.outputs]
+        for sequence in generating + prompts:
+            if budget == 0:
+                break
+            if sequence.number not in self._sequences or sequence.evict_me:
+                continue
+            item = self._plan_item(sequence, budget, preempted)
+            if item is not None:
+                items.append(item)
+                budget -= item.num_tokens + item.num_draft
+        if not items:
+            return None, preempted
+        return Step(self.rank.dp_rank, tuple(items), self._take_retired()), preempted
+
+    def dummy(self) -> Step:
+        """A step without items, for a rank whose group has work elsewhere."""
+        return Step(self.rank.dp_rank, (), self._take_retired())
+
+    def apply(self, step: Step, result: StepResult) -> list[Progress]:
+        """Take a finished step in. Results of sequences that ended meanwhile only release their hold."""
+        progress = []
+        for item, done in zip(step.items, result.items, strict=True):
+            sequence = self._in_flight.pop((item.sequence, item.start))
+            sequence.holds -= 1
+            sequence.in_flight -= 1
+            sequence.sampling -= item.sample
+            if sequence.ended or sequence.finish is not None:
+                continue
+            progress.append(self._advance(sequence, item, done.tokens))
+            sequence.logprobs.extend(done.logprobs[: len(progress[-1].tokens)])
+        return progress
+
+    def fail(self, step: Step) -> list[Sequence]:
+        """A step was lost with the engine: every sequence in it loses its hold and must be given up."""
+        lost = []
+        for item in step.items:
+            sequence = self._in_flight.pop((item.sequence, item.start))
+            sequence.holds -= 1
+            sequence.in_flight -= 1
+            sequence.sampling -= item.sample
+            lost.append(sequence)
+        return lost
+
+    def _plan_item(self, sequence: Sequence, budget: int, preempted: list[Sequence]) -> StepItem | None:
+        start = sequence.scheduled
+        known = max(0, sequence.num_known - start)
+        num_tokens = min(self.pending(sequence), budget)
+        if known:
+            num_tokens = self._chunk(sequence, start, min(num_tokens, known))
+        sample = start + num_tokens >= sequence.num_known
+        num_draft = 0
+        if sample and sequence.outputs and self.config.num_draft:
+            left = sequence.max_outputs - len(sequence.outputs) - sequence.sampling
+            num_draft = max(0, min(self.config.num_draft, left - 1, budget - num_tokens))
+        if not self._make_room(sequence, start + num_tokens + num_draft, preempted):
+            return None
+        table = sequence.block_table
+        item = StepItem(
+            sequence.number,
+            start,
+            num_tokens,
+            sequence.token_bytes(start, num_tokens) if known else b"",
+            tuple(table[sequence.sent_blocks :]),
+            sample,
+            sequence.request.num_emitted + len(sequence.outputs) + sequence.sampling,
+            sequence.request.sampling,
+            num_draft,
+            sequence.restore,
+            self._snapshot_slot(sequence, start + num_tokens),
+            sequence.request.logprobs,
+        )
+        sequence.restore = -1
+        sequence.sent_blocks = len(table)
+        sequence.scheduled = start + num_tokens
+        sequence.in_flight += 1
+        sequence.holds += 1
+        sequence.sampling += sample
+        if sequence.state == "ready":
+            sequence.move("running")
+        self._in_flight[(sequence.number, start)] = sequence
+        return item
+
+    def _chunk(self, sequence: Sequence, start: int, num_tokens: int) -> int:
+        """Shorten a chunk so that it ends where resume state is stored: the last full block boundary of the prompt."""
+        if sequence.boundary_slot < 0:
+            return num_tokens
+        boundary = sequence.num_known // self._block_tokens * self._block_tokens
+        return boundary - start if start < boundary < start + num_tokens else num_tokens
+
+    def _snapshot_slot(self, sequence: Sequence, end: int) -> int:
+        if sequence.boundary_slot < 0:
+            return -1
+        boundary = end % self._block_tokens == 0 and end >= sequence.num_known // self._block_tokens * self._block_tokens
+        if boundary:
+            return sequence.boundary_slot
+        return sequence.end_slot if end == sequence.num_known and not sequence.outputs else -1
+
+    def _make_room(self, sequence: Sequence, num_positions: int, preempted: list[Sequence]) -> bool:
+        """Blocks for `num_positions` positions, taken from the youngest other sequences if the rank has none left."""
+        lease = sequence.lease
+        if lease is None:
+            raise InvariantError(f"sequence {sequence.key} is in the batch without blocks")
+        missing = blocks_for(num_positions, self._block_tokens) - len(lease.blocks)
+        if missing <= 0:
+            return True
+        while not self._cache.grow(lease, missing):
+            youngest = max(self._sequences.values(), key=lambda other: other.number)
+            if youngest.in_flight:
+                youngest.evict_me = True  # its blocks are being written: it goes when its step ends
+                return False
+            youngest.move("preempted")
+            self.remove(youngest)
+            preempted.append(youngest)
+            if youngest is sequence:
+                return False
+            if youngest.lease is not None and youngest.holds == 0:
+                self._cache.release(youngest.lease)
+                youngest.lease = None
+        return True
+
+    def _advance(self, sequence: Sequence, item: StepItem, tokens: tuple[int, ...]) -> Progress:
+        """Count positions and append accepted tokens up to a stop token or the limit."""
+        if item.sample and not tokens:
+            raise InvariantError(f"the engine returned no token for {sequence.key} at position {item.start}")
+        accepted: list[int] = []
+        for token in tokens:
+            accepted.append(token)
+            if token in sequence.request.stop_token_ids and not sequence.request.ignore_eos:
+                sequence.finish = "stop"
+                break
+            if len(sequence.outputs) + len(accepted) >= sequence.request.max_tokens:
+                sequence.finish = "length"
+                break
+        extra = max(0, len(accepted) - 1)
+        sequence.computed = item.start + item.num_tokens + extra
+        sequence.scheduled = max(sequence.scheduled, sequence.computed)
+        first = len(sequence.outputs)
+        sequence.outputs.extend(accepted)
+        if sequence.request.tokens:
+            sequence.tokens.extend(accepted)
+        over = sequence.finish is not None or len(sequence.outputs) >= sequence.max_outputs
+        if sequence.in_flight == 0 and sequence.state == "running" and not over:
+            sequence.move("ready")
+        return Progress(sequence, item.num_tokens + extra, first, tuple(accepted))
+
+    def _take_retired(self) -> tuple[int, ...]:
+        retired = tuple(self._retired)
+        self._retired.clear()
+        return retired
+
+    def check(self) -> None:
+        """Raise InvariantError if a count is off (laws I2 and I7)."""
+        flying: dict[int, int] = {}
+        for number, _ in self._in_flight:
+            flying[number] = flying.get(number, 0) + 1
+        for sequence in self._sequences.values():
+            if sequence.in_flight != flying.get(sequence.number, 0) or sequence.holds < sequence.in_flight:
+                raise InvariantError(f"sequence {sequence.key}: {sequence.in_flight} steps in flight, holds {sequence.holds}")
+            if not 0 <= sequence.computed <= sequence.scheduled:
+                raise InvariantError(f"sequence {sequence.key}: computed {sequence.computed} of {sequence.scheduled} scheduled")

@@ -1,0 +1,157 @@
+"""Virtual time: nodes, messages and timers on one heap."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from hashlib import blake2b
+
+import msgspec
+
+from rackserve.base.events import Event, MessageDropped
+from rackserve.base.ids import NodeId
+from rackserve.base.messages import Message
+from rackserve.base.units import Time
+from rackserve.ports import Node
+
+Filter = Callable[[NodeId, NodeId, Message], list[Time]]
+"""(source, target, message) -> extra delay of each copy to deliver; an empty list loses the message."""
+
+
+class SimHost:
+    """Runs nodes on a virtual clock. Ties are broken by order of scheduling, so a run is a function of its inputs.
+
+    latency_ns  time a message takes between two nodes; first in, first out per pair whatever the delays
+    """
+
+    def __init__(self, latency_ns: Callable[[NodeId, NodeId], Time] | None = None) -> None:
+        self.now: Time = 0
+        self.num_events = 0
+        self.nodes: dict[NodeId, Node] = {}
+        self.filter: Filter | None = None
+        self.after_event: Callable[[], None] | None = None
+        self.sinks: list[Callable[[Time, NodeId, Event], None]] = []
+        self._latency = latency_ns or (lambda source, target: 0)
+        self._heap: list[tuple[Time, int, NodeId, int, Message | Callable[[], None]]] = []
+        self._counter = 0
+        self._last: dict[tuple[NodeId, NodeId], Time] = {}
+        self._lives: dict[NodeId, int] = {}
+        self._digest = blake2b(digest_size=16)
+        self._encode = msgspec.msgpack.Encoder().encode
+        self.keeps_digest = True
+
+    # ------------------------------------------------------------ nodes
+
+    def add(self, name: NodeId, node: Node) -> None:
+        """A node joins (or returns); messages and timers of an earlier life never reach it."""
+        self.nodes[name] = node
+        self._lives[name] = self._lives.get(name, 0) + 1
+
+    def life(self, name: NodeId) -> int:
+        return self._lives.get(name, 0)
+
+    def remove(self, name: NodeId) -> None:
+        """A node is gone at once, with everything addressed to it."""
+        self.nodes.pop(name, None)
+        self._lives[name] = self._lives.get(name, 0) + 1
+
+    # ------------------------------------------------------------ scheduling
+
+    def post(self, name: NodeId, when: Time, message: Message) -> None:
+        """Deliver `message` to the present life of node `name` at `when`."""
+        self._counter += 1
+        heapq.heappush(self._heap, (max(when, self.now), self._counter, name, self._lives.get(name, 0), message))
+
+    def call(self, when: Time, action: Callable[[], None]) -> None:
+        """Run something of the host itself (a fault, a step's end) at `when`."""
+        self._counter += 1
+        heapq.heappush(self._heap, (max(when, self.now), self._counter, "", 0, action))
+
+    def send(self, source: NodeId, target: NodeId, message: Message) -> None:
+        delays = [0] if self.filter is None else self.filter(source, target, message)
+        if not delays:
+            self.record(source, MessageDropped(target, type(message).__name__, "lost"))
+        for delay in delays:
+            pair = (source, target)
+            due = max(self.now + self._latency(source, target) + delay, self._last.get(pair, 0))
+            self._last[pair] = due
+            self.post(target, due, message)
+
+    # ------------------------------------------------------------ running
+
+    def run(self, *, until: Time | None = None, max_events: int | None = None, done: Callable[[], bool] | None = None) -> None:
+        """Handle events in time order until none is left, `until` is reached, or `done()` holds."""
+        left = max_events if max_events is not None else -1
+        while self._heap and left != 0:
+            when, _, name, life, what = self._heap[0]
+            if until is not None and when > until:
+                self.now = until
+                return
+            heapq.heappop(self._heap)
+            self.now = when
+            self._handle(name, life, what)
+            left -= 1
+            if self.after_event is not None:
+                self.after_event()
+            if done is not None and done():
+                return
+
+    def _handle(self, name: NodeId, life: int, what: Message | Callable[[], None]) -> None:
+        if not isinstance(what, Message):
+            what()
+            return
+        node = self.nodes.get(name)
+        if node is None or self._lives[name] != life:
+            return
+        self.num_events += 1
+        if self.keeps_digest:
+            self._digest.update(self._encode((self.now, name, what)))
+        node.handle(what)
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._heap
+
+    def digest(self) -> str:
+        """A digest over every message handled so far, with its time and receiver (law I9)."""
+        return self._digest.hexdigest()
+
+    def record(self, source: NodeId, event: Event) -> None:
+        for sink in self.sinks:
+            sink(self.now, source, event)
+
+
+class SimClock:
+    """Clock port of one node."""
+
+    def __init__(self, host: SimHost, name: NodeId) -> None:
+        self._host = host
+        self._name = name
+
+    def now(self) -> Time:
+        return self._host.now
+
+    def call_at(self, when: Time, message: Message) -> None:
+        self._host.post(self._name, when, message)
+
+
+class SimTransport:
+    """Transport port of one node; a node that was removed sends nothing."""
+
+    def __init__(self, host: SimHost, name: NodeId) -> None:
+        self._host = host
+        self._name = name
+
+    def send(self, to: NodeId, message: Message) -> None:
+        self._host.send(self._name, to, message)
+
+
+class SimRecorder:
+    """Recorder port of one node."""
+
+    def __init__(self, host: SimHost, name: NodeId) -> None:
+        self._host = host
+        self._name = name
+
+    def record(self, event: Event) -> None:
+        self._host.record(self._name, event)
