@@ -300,11 +300,23 @@ def test_a_key_is_withdrawn_before_its_block_is_announced_as_another() -> None:
 
 
 def test_a_refused_acquire_evicts_and_pins_nothing() -> None:
-    cache, words = RankCache(RANK, FULL, 4), Words()
+    cache, words = RankCache(RANK, FULL, 5), Words()
     cache.release(compute(cache, words, "abc"))
+    running = new_lease(cache, words, "q")
     cache.take_events()
-    assert cache.acquire(words.chain("abcxx"), 3, 2) is None
-    assert (cache.usable, cache.num_cached, cache.take_events()) == (4, 3, [])
+    for word, matched in [("abcxx", 3), ("xyzvw", 0)]:
+        assert cache.acquire(words.chain(word), matched, len(word) - matched) is None
+        assert not cache.grow(running, 5)
+        assert (cache.usable, cache.num_cached, cache.take_events()) == (4, 3, [])
+
+
+def test_committing_no_more_than_before_changes_nothing() -> None:
+    cache, words = RankCache(RANK, FULL, 4), Words()
+    lease = compute(cache, words, "abc")
+    cache.take_events()
+    for num_blocks in (3, 1, 0):
+        cache.commit(lease, words.chain("abc"), num_blocks)
+    assert (lease.committed, lease.chain, cache.take_events()) == (3, words.chain("abc"), [])
 
 
 def test_misuse_is_refused() -> None:
