@@ -8,11 +8,14 @@ from typing import Any
 
 import msgspec
 from starlette.datastructures import Headers
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from rackserve.api.errors import error_body, error_headers
 from rackserve.api.factory import Limits
 from rackserve.base.errors import RequestError
+
+_READ_ON = 4
+"""A body up to this many times the limit is read to its end before it is refused."""
 
 
 class ClientGone(Exception):
@@ -32,26 +35,40 @@ class Exchange:
         self._limits = limits
 
     async def body(self) -> bytes:
-        """The request body. Raises RequestError (413, 408) or ClientGone; reads no more than the limit."""
+        """The request body. Raises RequestError (413, 408) or ClientGone.
+
+        Of a body beyond the limit nothing is kept, but it is read on for a while: a client that is still sending would see a
+        broken connection instead of the refusal.
+        """
         limit = self._limits.body_bytes
         announced = self.headers.get("content-length", "0")
-        if announced.isdecimal() and int(announced) > limit:
+        if announced.isdecimal() and int(announced) > _READ_ON * limit:
             raise _too_large(limit)
         parts = bytearray()
-        while True:
-            try:
-                async with asyncio.timeout(self._limits.body_s):
-                    message = await self._receive()
-            except TimeoutError as error:
-                text = f"no part of the body came for {self._limits.body_s:g} seconds"
-                raise RequestError(text, code="request_timeout", status=408) from error
-            if message["type"] == "http.disconnect":
-                raise ClientGone
-            parts += message.get("body", b"")
-            if len(parts) > limit:
-                raise _too_large(limit)
-            if not message.get("more_body", False):
-                return bytes(parts)
+        size, more = 0, True
+        while more:
+            message = await self._next_part()
+            part, more = message.get("body", b""), message.get("more_body", False)
+            size += len(part)
+            if size <= limit:
+                parts += part
+            else:
+                parts.clear()
+                more = more and size <= _READ_ON * limit
+        if size > limit:
+            raise _too_large(limit)
+        return bytes(parts)
+
+    async def _next_part(self) -> Message:
+        try:
+            async with asyncio.timeout(self._limits.body_s):
+                message = await self._receive()
+        except TimeoutError as error:
+            text = f"no part of the body came for {self._limits.body_s:g} seconds"
+            raise RequestError(text, code="request_timeout", status=408) from error
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        return message
 
     async def hang_up(self) -> None:
         """Return when the client has closed the connection."""

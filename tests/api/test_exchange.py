@@ -43,17 +43,18 @@ def test_a_body_in_parts_is_joined() -> None:
 
 
 @pytest.mark.parametrize(
-    "peer",
+    ("peer", "unread"),
     [
-        Peer(headers={"content-length": "11"}),
-        Peer(part(b"x" * 6, True), part(b"x" * 6, True)),
-        Peer(part(b"x" * 11)),
+        (Peer(part(b"x" * 11)), 0),
+        (Peer(part(b"x" * 6, True), part(b"x" * 6, True), part(b"y")), 0),
+        (Peer(*[part(b"x" * 20, True)] * 5), 2),
+        (Peer(part(b"x"), headers={"content-length": "41"}), 1),
     ],
 )
-def test_a_body_beyond_the_limit_is_refused_without_reading_on(peer: Peer) -> None:
+def test_a_body_beyond_the_limit_is_refused_after_its_end_if_that_is_near(peer: Peer, unread: int) -> None:
     with pytest.raises(RequestError) as caught:
         run(peer.exchange.body())
-    assert caught.value.status == 413 and not peer.messages
+    assert caught.value.status == 413 and len(peer.messages) == unread
 
 
 def test_a_body_that_stalls_is_a_timeout() -> None:
