@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+import msgspec
+
+from rackserve.assemble import RackConfig
+from rackserve.base.topology import Topology
+from rackserve.digest_model import digest_layout
+from rackserve.live.rank_spec import Beat, RankSpec
+from rackserve.live.regions import RegionFile, RegionShape
+from rackserve.live.runner import RunnerSpec
+from tests.live.processes import new_meeting
+
+
+def test_a_spec_survives_the_pipe_as_one_line() -> None:
+    config = RackConfig(topology=Topology(prefill_workers=2, decode_workers=1))
+    region = RegionFile("arena/prefill1.0#3", RegionShape(4, 0, 32, 0), 77, 5)
+    spec = RankSpec("prefill1", "prefill", 3, new_meeting(), (region,), digest_layout(4), RunnerSpec(), config)
+    line = msgspec.json.encode(spec)
+    assert b"\n" not in line
+    assert msgspec.json.decode(line, type=RankSpec) == spec
+    assert spec.arena == region.name
+    assert spec.workers == ("prefill0", "prefill1", "decode0")
+
+
+def test_a_beat_survives_the_wire() -> None:
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(Beat(3, 17)), type=Beat) == Beat(3, 17)
