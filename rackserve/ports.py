@@ -30,7 +30,10 @@ class Transport(Protocol):
 
 
 class Engine(Protocol):
-    """The compute of one group of ranks. At most two steps are in flight; each ends in `StepFinished` or `EngineFailed`."""
+    """The compute of one group of ranks. At most two steps are in flight; each ends in `StepFinished` or `EngineFailed`.
+
+    A step planned while the one before it ran builds on that one: if the first fails, the second fails too.
+    """
 
     def start(self, step: GroupStep) -> None: ...
 

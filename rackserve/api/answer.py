@@ -121,7 +121,7 @@ async def choice(gateway: Gateway, tokenizer: Tokenizer, call: Call, index: int,
             heard = now if output.tokens else heard
             text, entries = reader.read(output)
             if reader.stopped:
-                gateway.cancel(request.id)  # then wait for the final output: it knows the cached tokens
+                gateway.cancel(request.id, "stop")  # then wait for the final output: it knows the cached tokens
             ended = output.finish is not None or output.error is not None
             if ended and not reader.stopped and output.finish not in ("stop", "length"):
                 raise failure(output.error or "cancelled", output.detail or "the request was cancelled by the server")

@@ -136,15 +136,15 @@ class Gateway:
             if not self._boxes:
                 self._idle.set()
 
-    def cancel(self, request: str) -> None:
+    def cancel(self, request: str, reason: str = "cancelled") -> None:
         """Tell the frontend that no more output is wanted, at most once and not after the request ended.
 
-        The reader may stay for the final output, which then says "cancelled" and carries the usage.
+        The reader may stay for the final output, which then says `reason` and carries the usage.
         """
         box = self._boxes.get(request)
         if box is not None and box.running and not box.cancelled:
             box.cancelled = True
-            self._transport.send(FRONTEND, Cancel(request))
+            self._transport.send(FRONTEND, Cancel(request, reason))
 
     def close(self, detail: str) -> None:
         """End every open answer with an error that says `detail`, and refuse later ones."""

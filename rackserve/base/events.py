@@ -98,7 +98,7 @@ class RankIdled(Event, frozen=True):
 
 
 class QueueChanged(Event, frozen=True):
-    """Requests queued (not yet running) and running on a rank after a change."""
+    """Requests of a rank that wait for their first step, and those that have had one, after a change."""
 
     rank: Rank
     queued: int

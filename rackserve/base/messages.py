@@ -42,9 +42,13 @@ class Submit(Message, frozen=True):
 
 
 class Cancel(Message, frozen=True):
-    """client -> frontend: nobody wants the output of this request any more."""
+    """client -> frontend: no more output of this request is wanted.
+
+    `reason` "cancelled": nobody reads it any more. "stop": the client found a stop string; the request is finished.
+    """
 
     request: str
+    reason: str = "cancelled"
 
 
 class Output(Message, frozen=True):

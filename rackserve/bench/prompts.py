@@ -69,6 +69,7 @@ class RequestMaker:
             max_tokens=send.request.output_tokens,
             ignore_eos=True,
             deadline_ns=self._deadline_ns,
+            root=self._namespace.root() if made.tokens else b"",
         )
 
     def _from_tokens(self, send: Send, last: _Last) -> _Last:

@@ -32,7 +32,7 @@ class Deadlines(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     booking: float = 1200.0
     queue: float = 600.0
     lookup: float = 2.0
-    transfer: float = 30.0
+    transfer: float = 8.0
     handover: float = 120.0
     receive: float = 700.0
     fence: float = 1.0

@@ -60,7 +60,7 @@ class DecodeNode:
             EngineFailed: self.worker.on_engine_failed,
             TransferFinished: self.worker.on_transfer_ended,
             TransferFailed: self.worker.on_transfer_ended,
-            Timeout: self._on_timeout,
+            Timeout: lambda message: self.worker.alarms.wake(),
         }
 
     def handle(self, message: Message) -> None:
@@ -85,17 +85,13 @@ class DecodeNode:
         sequence = worker.open(request, message.placement, "reserved", request.max_tokens)
         self._visits[sequence.key] = _Visit()
         self._queues[dp_rank].add(sequence)
-        self._at("receive", sequence)
+        self.worker.set_alarm("receive", sequence)
         self.on_room(dp_rank)
-        worker.record_queue(dp_rank, len(self._queues[dp_rank]))
 
     def on_room(self, dp_rank: int) -> None:
         """Make the reservations that fit."""
         queue = self._queues[dp_rank]
-        while len(queue):
-            active = sum(s.lease is not None and not s.ended for s in self.worker.sequences.values())
-            if active >= self.worker.config.max_sequences * len(self.worker.ranks):
-                break
+        while len(queue) and self.worker.has_place(dp_rank):
             sequence = queue.pick(lambda candidate: self._admit(candidate, dp_rank))
             if sequence is None:
                 break
@@ -148,7 +144,6 @@ class DecodeNode:
         sequence.move("ready")
         dp_rank = worker.dp_rank(sequence)
         worker.group.schedulers[dp_rank].add(sequence)
-        worker.record_queue(dp_rank, len(self._queues[dp_rank]))
 
     def on_progress(self, progress: Progress) -> None:
         worker, sequence = self.worker, progress.sequence
@@ -172,15 +167,12 @@ class DecodeNode:
     def _finish(self, sequence: Sequence) -> None:
         worker, request = self.worker, sequence.request
         dp_rank = worker.dp_rank(sequence)
-        boundary = sequence.computed // worker.layout.block_tokens
-        crossed = boundary > request.num_tokens // worker.layout.block_tokens
-        if sequence.boundary_slot >= 0 and crossed and not sequence.in_flight:
-            sequence.window_states.append((boundary, sequence.boundary_slot))
+        if 0 <= sequence.boundary == sequence.computed // worker.layout.block_tokens:
+            sequence.window_states.append((sequence.boundary, sequence.boundary_slot))
         worker.spill(sequence)
         worker.ports.transport.send(ROUTER, AttemptFinished(request.id, request.attempt, worker.ranks[dp_rank]))
         del self._visits[sequence.key]
         worker.end(sequence, "done")
-        worker.record_queue(dp_rank, len(self._queues[dp_rank]))
 
     def on_given_up(self, sequence: Sequence, reason: str) -> None:
         dp_rank = self.worker.dp_rank(sequence)
@@ -208,13 +200,12 @@ class DecodeNode:
             self._ask_pushes_ended(sequence)
         else:
             del self._visits[sequence.key]
-        self.worker.record_queue(dp_rank, len(self._queues[dp_rank]))
 
     def _ask_pushes_ended(self, sequence: Sequence) -> None:
         """Ask the prefill rank to stop pushing; ask again until it has answered or is down."""
         dp_rank = self.worker.dp_rank(sequence)
         self._fail(sequence.key, sequence.placement.prefill.worker, dp_rank, "decode gave up", to_router=False)
-        self._at("fence", sequence)
+        self.worker.set_alarm("fence", sequence)
 
     def _on_pushes_ended(self, message: PushesEnded) -> None:
         sequence, visit = self.worker.sequences.get(message.key), self._visits.get(message.key)
@@ -264,24 +255,13 @@ class DecodeNode:
 
     # ------------------------------------------------------------ deadlines
 
-    def _at(self, kind: str, sequence: Sequence) -> None:
-        due = self.worker.ports.clock.now() + self.worker.deadlines.ns(kind)
-        self.worker.ports.clock.call_at(due, Timeout(kind, sequence.request.id, sequence.request.attempt))
-
-    def _on_timeout(self, message: Timeout) -> None:
-        if message.kind == "transfer":
-            self.worker.on_transfer_timeout(message)
-            return
-        if message.kind == "spill":
-            self.worker.on_spill_timeout(message)
-            return
-        key = (message.key, message.attempt)
+    def on_deadline(self, kind: str, key: Attempt) -> None:
         sequence, visit = self.worker.sequences.get(key), self._visits.get(key)
         if sequence is None or visit is None:
             return
-        if message.kind == "fence" and sequence.ended and visit.exposed:
+        if kind == "fence" and sequence.ended and visit.exposed:
             self._ask_pushes_ended(sequence)
-        elif message.kind == "receive" and sequence.state in ("reserved", "receiving"):
+        elif kind == "receive" and sequence.state in ("reserved", "receiving"):
             self._abort(sequence)
             self._fail(key, None, self.worker.dp_rank(sequence), "receive deadline")
 

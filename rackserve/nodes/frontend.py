@@ -28,6 +28,7 @@ from rackserve.base.messages import (
 )
 from rackserve.base.request import Request, Usage
 from rackserve.base.units import Time
+from rackserve.nodes.alarms import Alarms
 from rackserve.nodes.deadlines import Deadlines
 from rackserve.nodes.ports import Ports
 
@@ -59,7 +60,6 @@ class _Live:
     cached_tokens: int = -1
     first_token: Time = -1
     waiting_since: Time = -1
-    placed: bool = False
     output: array[int] = field(default_factory=lambda: array("i"))
 
 
@@ -72,6 +72,7 @@ class Frontend:
         self._ports = ports
         self._live: dict[str, _Live] = {}
         self._drain_to: NodeId | None = None
+        self._alarms = Alarms(ports.clock, self._on_timeout)
         self._handlers: dict[type[Message], Callable[..., None]] = {
             Submit: self._on_submit,
             Cancel: self._on_cancel,
@@ -79,13 +80,17 @@ class Frontend:
             Refused: self._on_refused,
             AttemptLost: self._on_lost,
             TokensEmitted: self._on_tokens,
-            Timeout: self._on_timeout,
+            Timeout: lambda message: self._alarms.wake(),
             Drain: self._on_drain,
         }
 
     @property
     def num_live(self) -> int:
         return len(self._live)
+
+    def delivered(self) -> dict[str, tuple[int, int]]:
+        """For each live request: its attempt, and how many output tokens its client has."""
+        return {name: (live.attempt, live.emitted) for name, live in self._live.items()}
 
     def handle(self, message: Message) -> None:
         handler = self._handlers.get(type(message))
@@ -111,20 +116,18 @@ class Frontend:
         live = _Live(request, message.reply_to, now, request.num_tokens, request.max_tokens, now)
         self._live[request.id] = live
         limit = request.deadline_ns or self._deadlines.ns("request")
-        self._ports.clock.call_at(now + limit, Timeout("request", request.id))
+        self._alarms.set(now + limit, Timeout("request", request.id))
         self._place(live)
 
     def _place(self, live: _Live) -> None:
         now = self._ports.clock.now()
         live.heard = now
-        live.placed = False
         self._ports.transport.send(ROUTER, Place(live.request))
-        self._ports.clock.call_at(now + self._deadlines.ns("silence"), Timeout("silence", live.request.id, live.attempt))
+        self._alarms.set(now + self._deadlines.ns("silence"), Timeout("silence", live.request.id, live.attempt))
 
     def _on_placed(self, message: Placed) -> None:
         live = self._current(message.placement.request, message.placement.attempt, message)
         if live is not None:
-            live.placed = True
             live.waiting_since = -1
 
     def _on_refused(self, message: Refused) -> None:
@@ -135,7 +138,7 @@ class Frontend:
         if message.retry and message.code == "unavailable":
             live.waiting_since = now if live.waiting_since < 0 else live.waiting_since
             if now - live.waiting_since < self._deadlines.ns("unavailable"):
-                self._ports.clock.call_at(now + self._deadlines.ns("retry"), Timeout("retry", live.request.id, live.attempt))
+                self._alarms.set(now + self._deadlines.ns("retry"), Timeout("retry", live.request.id, live.attempt))
                 return
         self._end(live, "refused", error=message.code, detail=message.detail)
 
@@ -150,6 +153,7 @@ class Frontend:
         if live.attempt >= self._config.max_attempts:
             self._end(live, "aborted", error="unavailable", detail=f"gave up after {live.attempt} attempts: {reason}")
             return
+        self._alarms.clear(live.request.id, live.attempt)
         live.attempt += 1
         request = live.request
         fresh = live.output[request.num_emitted :]
@@ -191,8 +195,8 @@ class Frontend:
     def _on_cancel(self, message: Cancel) -> None:
         live = self._live.get(message.request)
         if live is not None:
-            self._abort_attempt(live, "cancelled")
-            self._end(live, "aborted", finish="cancelled")
+            self._abort_attempt(live, message.reason)
+            self._end(live, "finished" if message.reason == "stop" else "aborted", finish=message.reason)
 
     def _on_timeout(self, message: Timeout) -> None:
         live = self._live.get(message.key)
@@ -208,7 +212,7 @@ class Frontend:
         elif message.kind == "silence":
             due = live.heard + self._deadlines.ns("silence")
             if self._ports.clock.now() < due:
-                self._ports.clock.call_at(due, message)
+                self._alarms.set(due, message)
             elif live.waiting_since < 0:
                 self._abort_attempt(live, "silent")
                 self._retry(live, "silent")
@@ -245,6 +249,8 @@ class Frontend:
     ) -> None:
         """The one place where a request ends (law I1)."""
         del self._live[live.request.id]
+        self._alarms.clear(live.request.id)
+        self._alarms.clear(live.request.id, live.attempt)
         usage = Usage(live.num_prompt_tokens, max(0, live.cached_tokens), live.emitted)
         at = live.emitted if index is None else index
         output = Output(live.request.id, at, tokens, finish, error, detail, usage, live.attempt, logprobs)  # type: ignore[arg-type]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from rackserve.base.events import PrefillAdmitted
 from rackserve.base.ids import FRONTEND, POOL, ROUTER, Attempt
@@ -13,7 +12,6 @@ from rackserve.base.messages import (
     AttemptFailed,
     AttemptFinished,
     EngineFailed,
-    HandOver,
     Message,
     PoolFound,
     PoolGranted,
@@ -34,37 +32,14 @@ from rackserve.base.messages import (
     TransferFailed,
     TransferFinished,
 )
-from rackserve.base.transfer import Copy
-from rackserve.base.units import Time, blocks_for
-from rackserve.nodes.worker import Worker, pool_copies
+from rackserve.base.units import blocks_for
+from rackserve.nodes.handover import Errand, Pusher
+from rackserve.nodes.moves import pool_copies
+from rackserve.nodes.worker import Worker
 from rackserve.pool.planner import FetchRates, plan_fetch
 from rackserve.sched.queue import ORDERS, WaitingQueue
 from rackserve.sched.scheduler import Progress
 from rackserve.sched.sequence import Sequence
-
-
-@dataclass(slots=True)
-class _Errand:
-    """What a prefill rank does for one attempt besides computing: fetch before, push after.
-
-    pushed       logical blocks whose push has been started (the next one to push)
-    local, fetched  prompt tokens found in the rank's cache, and fetched from the pool
-    """
-
-    arrived: Time
-    local: int = 0
-    fetched: int = 0
-    lookup_sent: bool = False
-    pool_lease: int = 0
-    fetching: int = 0
-    reserve_sent: bool = False
-    reserved: Reserved | None = None
-    pushed: int = 0
-    window_pushed: bool = False
-    push_failed: bool = False
-    wants_end: bool = False
-    first_tokens: tuple[int, ...] = ()
-    fetch_blocks: range = field(default_factory=lambda: range(0))
 
 
 class PrefillNode:
@@ -75,12 +50,13 @@ class PrefillNode:
         self.worker = worker_of(self)
         config = self.worker.config
         self._queues = [WaitingQueue(ORDERS[config.order](), config.max_skips) for _ in self.worker.ranks]
-        self._errands: dict[Attempt, _Errand] = {}
+        self._errands: dict[Attempt, Errand] = {}
+        self._pusher = Pusher(self.worker, self._errands, self._give_up)
         self._handlers: dict[type[Message], Callable[..., None]] = {
             Prefill: self._on_prefill,
             PoolFound: self._on_pool_found,
             PoolGranted: self.worker.on_pool_granted,
-            Reserved: self._on_reserved,
+            Reserved: self._pusher.on_reserved,
             AbortAttempt: self._on_abort,
             AttemptFailed: self._on_peer_failed,
             RankDown: self._on_rank_down,
@@ -89,7 +65,7 @@ class PrefillNode:
             EngineFailed: self.worker.on_engine_failed,
             TransferFinished: self.worker.on_transfer_ended,
             TransferFailed: self.worker.on_transfer_ended,
-            Timeout: self._on_timeout,
+            Timeout: lambda message: self.worker.alarms.wake(),
         }
 
     def handle(self, message: Message) -> None:
@@ -112,27 +88,19 @@ class PrefillNode:
             return
         sequence = worker.open(request, message.placement, "queued", 1)
         now = worker.ports.clock.now()
-        self._errands[sequence.key] = _Errand(now)
+        self._errands[sequence.key] = Errand(now)
         self._queues[dp_rank].add(sequence)
-        self._at("queue", sequence)
+        self.worker.set_alarm("queue", sequence)
         self.on_room(dp_rank)
-        worker.record_queue(dp_rank, len(self._queues[dp_rank]))
 
     def on_room(self, dp_rank: int) -> None:
         """Admit queued sequences while blocks and places last."""
         queue = self._queues[dp_rank]
-        admitted = False
-        while len(queue):
-            active = sum(s.lease is not None and not s.ended for s in self.worker.sequences.values())
-            if active >= self.worker.config.max_sequences * len(self.worker.ranks):
-                break
+        while len(queue) and self.worker.has_place(dp_rank):
             sequence = queue.pick(lambda candidate: self._admit(candidate, dp_rank))
             if sequence is None:
                 break
-            admitted = True
             self._start(sequence, dp_rank)
-        if admitted:
-            self.worker.record_queue(dp_rank, len(queue))
 
     def _admit(self, sequence: Sequence, dp_rank: int) -> bool | None:
         """True: it has its blocks now. False: they cannot be had yet. None: another sequence is computing its next block."""
@@ -165,21 +133,19 @@ class PrefillNode:
 
     def _start(self, sequence: Sequence, dp_rank: int) -> None:
         """The sequence has its blocks: ask the pool for what is missing, or compute."""
-        errand = self._errands[sequence.key]
         block_tokens = self.worker.layout.block_tokens
         missing = (sequence.request.num_tokens - 1) // block_tokens - sequence.computed // block_tokens
         if self._rates is None or missing <= 0:
             self._ready(sequence)
             return
         sequence.move("fetching")
-        errand.lookup_sent = True
         request = sequence.request
         limit = (request.num_tokens - 1) // block_tokens
         rank = self.worker.ranks[dp_rank]
         chain = sequence.chain[: limit * 16]
         from_block = sequence.computed // block_tokens
         self.worker.ports.transport.send(POOL, PoolLookup(request.id, request.attempt, rank, chain, from_block))
-        self._at("lookup", sequence)
+        self.worker.set_alarm("lookup", sequence)
 
     def _ready(self, sequence: Sequence) -> None:
         worker, errand = self.worker, self._errands[sequence.key]
@@ -221,11 +187,10 @@ class PrefillNode:
             return
         self._fetch(sequence, errand, message, wanted)
 
-    def _fetch(self, sequence: Sequence, errand: _Errand, found: PoolFound, num_blocks: int) -> None:
+    def _fetch(self, sequence: Sequence, errand: Errand, found: PoolFound, num_blocks: int) -> None:
         worker = self.worker
         first = found.from_block
         errand.pool_lease = found.lease
-        errand.fetch_blocks = range(first, first + num_blocks)
         region = worker.region(worker.dp_rank(sequence))
         copies = pool_copies(
             region, sequence.block_table[first : first + num_blocks], found.slots[:num_blocks], "full", to_pool=False
@@ -247,7 +212,7 @@ class PrefillNode:
                 worker.commit(sequence)
             self._ready(sequence)
 
-        errand.fetching = worker.move("fetch", sequence, copies, on_end)
+        errand.fetching = worker.moves.start("fetch", sequence, copies, on_end)
 
     # ------------------------------------------------------------ computing
 
@@ -260,10 +225,10 @@ class PrefillNode:
         worker.ports.transport.send(ROUTER, done)
         if progress.tokens:
             self._computed(sequence, errand, progress.tokens)
-        self._push(sequence, errand)
+        self._pusher.push(sequence, errand)
         self.on_room(worker.dp_rank(sequence))  # siblings may have waited for these blocks
 
-    def _computed(self, sequence: Sequence, errand: _Errand, tokens: tuple[int, ...]) -> None:
+    def _computed(self, sequence: Sequence, errand: Errand, tokens: tuple[int, ...]) -> None:
         """The prompt is computed and the first token drawn."""
         worker, request = self.worker, sequence.request
         rank = worker.ranks[worker.dp_rank(sequence)]
@@ -278,81 +243,23 @@ class PrefillNode:
             tuple(sequence.logprobs),
         )
         send(FRONTEND, emitted)
-        if sequence.boundary_slot >= 0:
-            boundary = request.num_tokens // worker.layout.block_tokens
-            if boundary * worker.layout.block_tokens > errand.local + errand.fetched:
-                sequence.window_states.append((boundary, sequence.boundary_slot))
+        if sequence.boundary >= 0:
+            sequence.window_states.append((sequence.boundary, sequence.boundary_slot))
         worker.spill(sequence)
         if sequence.finish is not None:
             send(ROUTER, AttemptFinished(request.id, request.attempt, rank))
-            worker.cancel_moves(sequence, "push")
+            worker.moves.cancel_all(sequence, "push")
             worker.end(sequence, "done")
-            self._report_pushes_ended(sequence, errand)
+            self._pusher.report_ended(sequence, errand)
             return
         errand.first_tokens = tokens
         send(ROUTER, PrefillFinished(request.id, request.attempt, rank))
         sequence.move("pushing")
         worker.group.schedulers[rank.dp_rank].remove(sequence)
-        self._at("handover", sequence)
+        self.worker.set_alarm("handover", sequence)
 
     def on_given_up(self, sequence: Sequence, reason: str) -> None:
-        self._abort(sequence)
-        self._fail(sequence.key, self.worker.dp_rank(sequence), reason)
-
-    # ------------------------------------------------------------ pushing
-
-    def _on_reserved(self, message: Reserved) -> None:
-        sequence, errand = self.worker.sequences.get(message.key), self._errands.get(message.key)
-        if sequence is None or errand is None or sequence.ended or errand.reserved is not None:
-            self.worker.drop(message, "not waiting for it")
-            return
-        errand.reserved = message
-        errand.pushed = message.first_block
-        self._push(sequence, errand)
-
-    def _push(self, sequence: Sequence, errand: _Errand) -> None:
-        """Push what is computed and not pushed yet; after the last push, hand over."""
-        worker, reserved = self.worker, errand.reserved
-        if reserved is None or sequence.ended or errand.push_failed:
-            return
-        block_tokens = worker.layout.block_tokens
-        complete = sequence.state == "pushing"
-        total = blocks_for(sequence.request.num_tokens, block_tokens)
-        upto = total if complete else sequence.computed // block_tokens
-        region = worker.region(worker.dp_rank(sequence))
-        copies = []
-        if upto > errand.pushed:
-            targets = reserved.slots[errand.pushed - reserved.first_block : upto - reserved.first_block]
-            sources = tuple(sequence.block_table[errand.pushed : upto])
-            copies.append(Copy(region, reserved.region, "full", sources, targets))
-            errand.pushed = upto
-        if complete and reserved.window_slot >= 0 and not errand.window_pushed:
-            at_boundary = sequence.request.num_tokens % block_tokens == 0
-            state = sequence.boundary_slot if at_boundary else sequence.end_slot
-            copies.append(Copy(region, reserved.region, "window", (state,), (reserved.window_slot,)))
-            errand.window_pushed = True
-        if copies:
-            worker.move("push", sequence, copies, lambda finished: self._pushed(sequence, errand, finished))
-        elif complete and not worker.num_moves(sequence, "push"):
-            self._hand_over(sequence, errand)
-
-    def _pushed(self, sequence: Sequence, errand: _Errand, finished: bool) -> None:
-        if sequence.ended:
-            self._report_pushes_ended(sequence, errand)
-        elif not finished:
-            errand.push_failed = True
-            self._abort(sequence)
-            self._fail(sequence.key, self.worker.dp_rank(sequence), "push failed")
-        else:
-            self._push(sequence, errand)
-
-    def _hand_over(self, sequence: Sequence, errand: _Errand) -> None:
-        request = sequence.request
-        cached = errand.local + errand.fetched
-        message = HandOver(request.id, request.attempt, errand.first_tokens, cached)
-        self.worker.ports.transport.send(sequence.placement.decode.worker, message)
-        self._errands.pop(sequence.key, None)
-        self.worker.end(sequence, "done")
+        self._give_up(sequence, reason)
 
     # ------------------------------------------------------------ giving up
 
@@ -372,62 +279,42 @@ class PrefillNode:
             ended = PushesEnded(message.request, message.attempt)
             self.worker.ports.transport.send(message.rank.worker, ended)
         elif sequence is not None:
-            self._report_pushes_ended(sequence, errand)
+            self._pusher.report_ended(sequence, errand)
 
     def _on_rank_down(self, message: RankDown) -> None:
         for sequence in [s for s in self.worker.sequences.values() if s.placement.decode == message.rank and not s.ended]:
-            self._abort(sequence)
-            self._fail(sequence.key, self.worker.dp_rank(sequence), f"{message.rank} is down")
+            self._give_up(sequence, f"{message.rank} is down")
 
     def _abort(self, sequence: Sequence) -> None:
         """Stop everything for an attempt; what still touches its blocks is waited for before they are given back."""
         dp_rank = self.worker.dp_rank(sequence)
         self._queues[dp_rank].remove(sequence)
         errand = self._errands.get(sequence.key)
-        self.worker.cancel_moves(sequence, "fetch")
-        self.worker.cancel_moves(sequence, "push")
+        self.worker.moves.cancel_all(sequence, "fetch")
+        self.worker.moves.cancel_all(sequence, "push")
         if not sequence.ended:
             self.worker.end(sequence, "aborted")
         if errand is not None:
-            self._report_pushes_ended(sequence, errand)
+            self._pusher.report_ended(sequence, errand)
         self.on_room(dp_rank)
 
-    def _report_pushes_ended(self, sequence: Sequence, errand: _Errand) -> None:
-        """Tell the decode rank that its blocks are safe, as soon as no push of this attempt is under way."""
-        if self.worker.num_moves(sequence, "push"):
-            return
-        self._errands.pop(sequence.key, None)
-        if errand.reserve_sent:
-            request = sequence.request
-            self.worker.ports.transport.send(sequence.placement.decode.worker, PushesEnded(request.id, request.attempt))
+    def _give_up(self, sequence: Sequence, reason: str) -> None:
+        self._abort(sequence)
+        self._fail(sequence.key, self.worker.dp_rank(sequence), reason)
 
     def _fail(self, key: Attempt, dp_rank: int, reason: str, *, retry: bool = True) -> None:
         failed = AttemptFailed(key[0], key[1], self.worker.ranks[dp_rank], reason, retry)
         self.worker.ports.transport.send(ROUTER, failed)
 
-    # ------------------------------------------------------------ deadlines
-
-    def _at(self, kind: str, sequence: Sequence) -> None:
-        due = self.worker.ports.clock.now() + self.worker.deadlines.ns(kind)
-        self.worker.ports.clock.call_at(due, Timeout(kind, sequence.request.id, sequence.request.attempt))
-
-    def _on_timeout(self, message: Timeout) -> None:
-        if message.kind == "transfer":
-            self.worker.on_transfer_timeout(message)
-            return
-        if message.kind == "spill":
-            self.worker.on_spill_timeout(message)
-            return
-        key = (message.key, message.attempt)
+    def on_deadline(self, kind: str, key: Attempt) -> None:
         sequence, errand = self.worker.sequences.get(key), self._errands.get(key)
         if sequence is None or errand is None or sequence.ended:
             return
-        if message.kind == "lookup":
+        if kind == "lookup":
             if sequence.state == "fetching" and not errand.fetching:
                 self._ready(sequence)  # the pool does not answer: compute
-        elif message.kind == {"queued": "queue", "pushing": "handover"}.get(sequence.state):
-            self._abort(sequence)
-            self._fail(key, self.worker.dp_rank(sequence), f"{message.kind} deadline")
+        elif kind == {"queued": "queue", "pushing": "handover"}.get(sequence.state):
+            self._give_up(sequence, f"{kind} deadline")
 
     def check(self) -> None:
         """Raise InvariantError if a law does not hold on this worker."""

@@ -31,6 +31,7 @@ from rackserve.base.messages import (
     Timeout,
 )
 from rackserve.base.request import Placement, Request
+from rackserve.nodes.alarms import Alarms
 from rackserve.nodes.deadlines import Deadlines
 from rackserve.nodes.ports import Ports
 from rackserve.route.cost import Candidate, uncached_work
@@ -50,6 +51,9 @@ class Capacity:
     block_tokens: int
 
 
+UNLIMITED = RouterConfig()
+
+
 class Router:
     """Node `router`."""
 
@@ -65,6 +69,7 @@ class Router:
         self._policy = POLICIES[config.policy]()
         self._up: dict[str, dict[Rank, int]] = {"prefill": {}, "decode": {}}
         self._placed: dict[Attempt, Placement] = {}
+        self._alarms = Alarms(ports.clock, self._on_timeout)
         self._handlers: dict[type[Message], Callable[..., None]] = {
             Place: self._on_place,
             AbortAttempt: self._on_abort,
@@ -78,7 +83,7 @@ class Router:
             PresenceSnapshot: self._on_presence,
             RankUp: self._on_rank_up,
             RankDown: self._on_rank_down,
-            Timeout: self._on_timeout,
+            Timeout: lambda message: self._alarms.wake(),
         }
 
     def handle(self, message: Message) -> None:
@@ -93,10 +98,12 @@ class Router:
         if request.key in self._placed:
             self._drop(message, "duplicate")
             return
+        # What was accepted once is not turned away for load: the client already reads its answer.
+        limits = self._config if request.attempt == 1 else UNLIMITED
         refusal = self._impossible(request)
         candidates = [] if refusal else self._candidates(request)
         if refusal is None:
-            found = admit(self._config, candidates)
+            found = admit(limits, candidates)
             if found is None and not self._up["decode"]:
                 refusal = Refused(*request.key, "unavailable", "no decode rank is up", retry=True)
             elif found is not None:
@@ -105,7 +112,7 @@ class Router:
             self._ports.transport.send(FRONTEND, refusal)
             return
         ask = PlacementAsk(request.session, request.num_tokens)
-        chosen = self._policy.place(ask, admissible(self._config, candidates))
+        chosen = self._policy.place(ask, admissible(limits, candidates))
         placement = self._book(request, chosen)
         self._ports.recorder.record(
             RequestPlaced(
@@ -122,7 +129,7 @@ class Router:
         self._ports.transport.send(FRONTEND, Placed(placement))
         self._ports.transport.send(placement.prefill.worker, Prefill(placement, request))
         due = self._ports.clock.now() + self._deadlines.ns("booking")
-        self._ports.clock.call_at(due, Timeout("booking", request.id, request.attempt))
+        self._alarms.set(due, Timeout("booking", request.id, request.attempt))
 
     def _impossible(self, request: Request) -> Refused | None:
         """A request that no rank could ever hold is refused at once."""
@@ -232,6 +239,7 @@ class Router:
     def _close(self, key: Attempt) -> None:
         """The one place where bookings end (law I6)."""
         placement = self._placed.pop(key)
+        self._alarms.clear(*key)
         self._release_prefill(key, placement.prefill)
         self.decode_load.release(placement.decode, key)
 

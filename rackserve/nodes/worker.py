@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
 
 from rackserve.base.errors import InvariantError
-from rackserve.base.events import BlocksEvicted, MessageDropped, QueueChanged, StepDone, TransferDone
+from rackserve.base.events import BlocksEvicted, MessageDropped, QueueChanged, StepDone
 from rackserve.base.ids import POOL, Attempt, NodeId, Rank
 from rackserve.base.keys import count
 from rackserve.base.kv_layout import KvLayout
@@ -25,20 +23,19 @@ from rackserve.base.messages import (
 )
 from rackserve.base.request import Placement, Request
 from rackserve.base.step import GroupStep, StepItem
-from rackserve.base.transfer import Copy, Region, Transfer, TransferKind, arena_region, segment_region
+from rackserve.base.transfer import Region, arena_region
 from rackserve.base.units import Time
 from rackserve.kv.rank_cache import RankCache
+from rackserve.nodes.alarms import Alarms
 from rackserve.nodes.deadlines import Deadlines
+from rackserve.nodes.moves import Moves, pool_copies
 from rackserve.nodes.ports import Ports
 from rackserve.nodes.presence import Announcer
-from rackserve.ports import BlockStore, Engine
+from rackserve.ports import Engine
 from rackserve.runs.cache import Removed
 from rackserve.sched.lockstep import LockstepGroup
 from rackserve.sched.scheduler import Progress, Scheduler, SchedulerConfig
 from rackserve.sched.sequence import Sequence, State, new_sequence
-
-OnEnd = Callable[[bool], None]
-"""Called once with whether a transfer finished (True) or failed or was cancelled (False)."""
 
 
 class Owner(Protocol):
@@ -53,13 +50,8 @@ class Owner(Protocol):
     def on_room(self, dp_rank: int) -> None:
         """Blocks or sequence places of a rank became free."""
 
-
-@dataclass(slots=True)
-class _Moving:
-    transfer: Transfer
-    sequence: Sequence
-    on_end: OnEnd
-    started: Time
+    def on_deadline(self, kind: str, key: Attempt) -> None:
+        """A deadline set with `Worker.set_alarm` has come."""
 
 
 class Worker:
@@ -94,16 +86,19 @@ class Worker:
         self.group = LockstepGroup(schedulers, scheduler.max_steps_in_flight)
         self.sequences: dict[Attempt, Sequence] = {}
         self._engine: Engine = ports.engine
-        self._store: BlockStore = ports.store
         self.announcers = [
             Announcer(rank, ports.transport, cache.chains) for rank, cache in zip(self.ranks, self.caches, strict=True)
         ]
         self._owner = owner
         self._incarnation = incarnation
         self._pool = pool
-        self._moving: dict[int, _Moving] = {}
+        self.alarms = Alarms(ports.clock, self._on_timeout)
+        self.moves = Moves(
+            ports.store, layout, self.alarms, deadlines.ns("transfer"), ports, lambda s: self.ranks[self.dp_rank(s)]
+        )
         self._spilling: dict[Attempt, Sequence] = {}
         self._grants: set[int] = set()
+        self._queue_counts = [[0, 0] for _ in self.ranks]
         self._numbers = 0
 
     # ------------------------------------------------------------ sequences
@@ -132,12 +127,18 @@ class Worker:
             sequence.boundary_slot, sequence.end_slot = (slot for slot in slots if slot is not None)
         return True
 
+    def has_place(self, dp_rank: int) -> bool:
+        """Whether one more sequence may hold blocks on a rank."""
+        active = sum(s.lease is not None and not s.ended and self.dp_rank(s) == dp_rank for s in self.sequences.values())
+        return active < self.config.max_sequences
+
     def forget(self, sequence: Sequence) -> None:
         """Give back what an ended sequence holds, as soon as no step or transfer touches it any more."""
         if not sequence.ended or sequence.holds or sequence.key in self._spilling:
             return
         if self.sequences.get(sequence.key) is sequence:
             del self.sequences[sequence.key]
+            self.alarms.clear(*sequence.key)
         lease, dp_rank = sequence.lease, self.dp_rank(sequence)
         if lease is None:
             return
@@ -182,6 +183,7 @@ class Worker:
             if planned.step is None:
                 break
             self._engine.start(planned.step)
+        self._record_queues()
         for announcer, cache in zip(self.announcers, self.caches, strict=True):
             events = cache.take_events()
             announcer.announce(events)
@@ -224,63 +226,44 @@ class Worker:
             )
             self.ports.recorder.record(record)
 
-    def record_queue(self, dp_rank: int, queued: int) -> None:
-        running = len(self.group.schedulers[dp_rank])
-        self.ports.recorder.record(QueueChanged(self.ranks[dp_rank], queued, running))
+    def _record_queues(self) -> None:
+        """Note how many sequences of each rank wait for their first step and how many have had one, when that changed."""
+        counts = [[0, 0] for _ in self.ranks]
+        for sequence in self.sequences.values():
+            if not sequence.ended and sequence.state != "pushing":
+                counts[self.dp_rank(sequence)][sequence.sent_blocks > 0] += 1
+        for rank, now, before in zip(self.ranks, counts, self._queue_counts, strict=True):
+            if now != before:
+                self.ports.recorder.record(QueueChanged(rank, *now))
+        self._queue_counts = counts
 
     # ------------------------------------------------------------ transfers
 
     def region(self, dp_rank: int) -> Region:
         return arena_region(self.ranks[dp_rank], self._incarnation)
 
-    def move(self, kind: TransferKind, sequence: Sequence, copies: list[Copy], on_end: OnEnd) -> int:
-        """Start a transfer that touches the blocks of `sequence`; it ends with one call of `on_end`, cancelled or not."""
-        self._numbers += 1
-        transfer = Transfer(self._numbers, kind, tuple(copies))
-        now = self.ports.clock.now()
-        self._moving[transfer.number] = _Moving(transfer, sequence, on_end, now)
-        sequence.holds += 1
-        self._store.start(transfer)
-        self.ports.clock.call_at(now + self.deadlines.ns("transfer"), Timeout("transfer", str(transfer.number)))
-        return transfer.number
-
-    def cancel_moves(self, sequence: Sequence, kind: TransferKind) -> None:
-        for moving in list(self._moving.values()):
-            if moving.sequence is sequence and moving.transfer.kind == kind:
-                self._store.cancel(moving.transfer.number)
-
-    def num_moves(self, sequence: Sequence, kind: TransferKind) -> int:
-        return sum(m.sequence is sequence and m.transfer.kind == kind for m in self._moving.values())
-
     def on_transfer_ended(self, message: TransferFinished | TransferFailed) -> None:
-        moving = self._moving.pop(message.number, None)
-        if moving is None:
+        sequence = self.moves.end(message)
+        if sequence is None:
             self.drop(message, "transfer is over")
-            return
-        moving.sequence.holds -= 1
-        finished = isinstance(message, TransferFinished)
-        transfer = moving.transfer
-        num_bytes = sum(
-            len(copy.source_slots) * (self.layout.block_bytes if copy.group == "full" else self.layout.window_bytes)
-            for copy in transfer.copies
-        )
-        self.ports.recorder.record(
-            TransferDone(
-                transfer.kind,
-                self.ranks[self.dp_rank(moving.sequence)],
-                transfer.num_slots,
-                num_bytes,
-                self.ports.clock.now() - moving.started,
-                "finished" if finished else "failed",
-            )
-        )
-        moving.on_end(finished)
-        self.forget(moving.sequence)
+        else:
+            self.forget(sequence)
 
-    def on_transfer_timeout(self, message: Timeout) -> None:
-        """A transfer takes too long: cancel it. The store answers with its end, which is what frees the blocks."""
-        if int(message.key) in self._moving:
-            self._store.cancel(int(message.key))
+    # ------------------------------------------------------------ deadlines
+
+    def set_alarm(self, kind: str, sequence: Sequence) -> None:
+        """Wake the owner when the deadline `kind` of this attempt has come, unless the attempt is forgotten before."""
+        due = self.ports.clock.now() + self.deadlines.ns(kind)
+        self.alarms.set(due, Timeout(kind, *sequence.key))
+
+    def _on_timeout(self, message: Timeout) -> None:
+        """A transfer that takes too long is cancelled: the store answers with its end, which is what frees the blocks."""
+        if message.kind == "transfer":
+            self.moves.cancel(int(message.key))
+        elif message.kind == "spill":
+            self._stop_spilling((message.key, message.attempt))
+        else:
+            self._owner.on_deadline(message.kind, (message.key, message.attempt))
 
     # ------------------------------------------------------------ spilling
 
@@ -297,7 +280,7 @@ class Worker:
         request = sequence.request
         self.ports.transport.send(POOL, PoolStore(request.id, request.attempt, rank, chain, 0, with_window))
         due = self.ports.clock.now() + self.deadlines.ns("lookup")
-        self.ports.clock.call_at(due, Timeout("spill", request.id, request.attempt))
+        self.alarms.set(due, Timeout("spill", request.id, request.attempt))
 
     def on_pool_granted(self, message: PoolGranted) -> None:
         if message.grant in self._grants:
@@ -322,10 +305,7 @@ class Worker:
             self._grants.discard(message.grant)
             self.ports.transport.send(POOL, PoolCommit(message.grant) if finished else PoolCancel(message.grant))
 
-        self.move("spill", sequence, copies, on_end)
-
-    def on_spill_timeout(self, message: Timeout) -> None:
-        self._stop_spilling((message.key, message.attempt))
+        self.moves.start("spill", sequence, copies, on_end)
 
     def _stop_spilling(self, key: Attempt) -> None:
         sequence = self._spilling.pop(key, None)
@@ -355,27 +335,9 @@ class Worker:
     @property
     def is_quiet(self) -> bool:
         """Whether nothing is held for any attempt."""
-        return not (self.sequences or self._moving or self._spilling or self.group.num_in_flight)
+        return not (self.sequences or len(self.moves) or self._spilling or self.group.num_in_flight)
 
 
 def _attended(item: StepItem) -> int:
     """Positions read by attention over all positions of an item: start + 1, start + 2, ..."""
     return item.num_tokens * item.start + item.num_tokens * (item.num_tokens + 1) // 2
-
-
-def pool_copies(
-    region: Region, slots: list[int], pool_slots: tuple[tuple[int, int], ...], group: str, *, to_pool: bool
-) -> list[Copy]:
-    """Copies between arena `slots` and pool slots (segment, index), one per segment touched."""
-    by_segment: dict[int, tuple[list[int], list[int]]] = {}
-    for slot, (segment, index) in zip(slots, pool_slots, strict=True):
-        ours, theirs = by_segment.setdefault(segment, ([], []))
-        ours.append(slot)
-        theirs.append(index)
-    kind = "window" if group == "window" else "full"
-    copies = []
-    for segment, (ours, theirs) in by_segment.items():
-        here, there = (region, tuple(ours)), (segment_region(segment), tuple(theirs))
-        source, target = (here, there) if to_pool else (there, here)
-        copies.append(Copy(source[0], target[0], kind, source[1], target[1]))  # type: ignore[arg-type]
-    return copies

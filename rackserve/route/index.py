@@ -53,6 +53,11 @@ class PrefixIndex:
         feed = self._feeds.get(holder)
         return feed is not None and feed.stale
 
+    def heard(self, holder: Rank) -> int:
+        """The number of the last event of `holder` that was taken in without a gap; -1 while it is stale."""
+        feed = self._feeds.get(holder, Feed())
+        return -1 if feed.stale else feed.number
+
     def apply(self, event: BlocksStored | BlocksRemoved | PresenceSnapshot) -> bool:
         """Take one event in; False means events of this holder are missing and a snapshot is wanted.
 

@@ -53,6 +53,12 @@ class RunTree(Generic[P]):
             child = run.children.get(key_at(chain, depth))
             if child is None:
                 break
+            end = depth * KEY_BYTES + len(child.keys)
+            if (
+                chain[end - KEY_BYTES : end] == child.keys[-KEY_BYTES:]
+            ):  # the last key names all before it: the whole run matches
+                run, depth = child, child.end
+                continue
             shared = common_blocks(chain, depth, child.keys, 0)
             run = child
             depth += shared

@@ -85,12 +85,14 @@ class SimEngine:
     def _finish(self, step: GroupStep, duration: Time) -> None:
         if self._host.life(self._name) != self._life:
             return  # the worker died while the step ran: nothing is written
-        self._queue.popleft()
         if self.fail_next is not None:
-            self._host.post(self._name, self._host.now, EngineFailed(step.number, self.fail_next))
+            for lost in self._queue:
+                self._host.post(self._name, self._host.now, EngineFailed(lost.number, self.fail_next))
+            self._queue.clear()
             self.fail_next = None
-        else:
-            results = tuple(runner.run(part) for runner, part in zip(self._runners, step.steps, strict=True))
-            self._host.post(self._name, self._host.now, StepFinished(step.number, results, duration))
+            return
+        self._queue.popleft()
+        results = tuple(runner.run(part) for runner, part in zip(self._runners, step.steps, strict=True))
+        self._host.post(self._name, self._host.now, StepFinished(step.number, results, duration))
         if self._queue:
             self._begin()

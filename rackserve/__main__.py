@@ -1,0 +1,7 @@
+"""`python -m rackserve`."""
+
+import sys
+
+from rackserve.cli import main
+
+sys.exit(main())

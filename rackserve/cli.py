@@ -1,0 +1,130 @@
+"""The command line. Modules are imported by the command that needs them, so that `--help` is quick."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from rackserve import __version__
+from rackserve.base.errors import RackserveError
+
+
+def parser() -> argparse.ArgumentParser:
+    """All commands and their options."""
+    main_parser = argparse.ArgumentParser(
+        prog="rackserve", description="Serve agent sessions from a rack, measure the curve, and simulate what you do not own."
+    )
+    main_parser.add_argument("--version", action="version", version=f"rackserve {__version__}")
+    commands = main_parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    _add_serve(commands.add_parser("serve", help="start a rack on this machine with an OpenAI-compatible front end"))
+    _add_demo(commands.add_parser("demo", help="replay agent sessions on two set-ups, live and simulated, and compare"))
+    _add_bench(commands.add_parser("bench", help="replay agent sessions against any OpenAI-compatible endpoint"))
+    _add_simulate(commands.add_parser("simulate", help="replay agent sessions on a simulated rack"))
+    _add_swarm(commands.add_parser("swarm", help="run random small racks with faults in simulation and check every law"))
+    return main_parser
+
+
+def _add_settings(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--config", metavar="FILE", help="settings in TOML or YAML")
+    command.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="A.B=C",
+        dest="overrides",
+        help="one setting, such as router.policy=least_load",
+    )
+
+
+def _add_serve(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--model", help="embedded (the default) or a folder with a Llama model in Hugging Face form")
+    command.add_argument("--host", help="address to listen on (default 127.0.0.1)")
+    command.add_argument("--port", type=int, help="port to listen on (default 8000; 0: any free one)")
+    command.add_argument("--events", metavar="FILE", help="write every recorded event to FILE as JSON lines")
+    _add_settings(command)
+
+
+def _add_demo(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--out", default="runs/demo", metavar="FOLDER", help="where report and recordings go (default runs/demo)"
+    )
+    command.add_argument("--seed", type=int, action="append", help="run this seed; may be given several times (default 42)")
+    command.add_argument("--live-only", action="store_true", help="leave out the simulation")
+    command.add_argument("--concurrency", type=int, default=0, help="live session trees (default: the demo's own)")
+    _add_settings(command)
+
+
+def _add_trace(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--trace", metavar="FILE", help="sessions in the Weka format (default: the shipped ones)")
+    command.add_argument("--limit", type=int, default=0, help="read only the first N sessions")
+    command.add_argument("--scale", type=int, default=32, help="divide all token counts by this (default 32)")
+    command.add_argument("--time-scale", type=float, default=100.0, help="divide all pauses by this (default 100)")
+    command.add_argument("--max-turns", type=int, default=0, help="turns of a session to replay (0: all)")
+    command.add_argument(
+        "--max-context", type=int, default=0, help="end a session before a prompt would exceed this (0: no limit)"
+    )
+    command.add_argument("--concurrency", type=int, default=4, help="live session trees (default 4)")
+    command.add_argument("--serial", action="store_true", help="one request in flight over everything, in the trace's order")
+    command.add_argument("--out", metavar="FOLDER", help="write the recording, summary and report there")
+
+
+def _add_bench(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--url", required=True, help="base URL of the server, such as http://127.0.0.1:8000")
+    command.add_argument("--model", default="", help="model name to ask for (default: the server's first)")
+    command.add_argument(
+        "--endpoint",
+        choices=["completions-tokens", "completions", "chat"],
+        default="completions-tokens",
+        help="how prompts are sent; the first sends token ids",
+    )
+    command.add_argument("--api-key", default="", help="bearer token")
+    command.add_argument("--gpus", type=int, default=1, help="GPUs behind the endpoint, for per-GPU figures (default 1)")
+    command.add_argument("--deadline", type=float, default=0.0, help="end the run after this many seconds (0: when done)")
+    command.add_argument("--seed", type=int, default=42, help="names the prompts' tokens (default 42)")
+    _add_trace(command)
+
+
+def _add_simulate(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--costs", metavar="FILE", help="step costs fitted by an earlier demo (costs.json); else assumed ones")
+    _add_trace(command)
+    _add_settings(command)
+
+
+def _add_swarm(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--seeds", type=int, default=100, help="run seeds 0..N-1 (default 100)")
+    command.add_argument("--seed", type=int, help="run this one alone and describe it")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; expected failures become one line on standard error and an exit code."""
+    options = parser().parse_args(arguments)
+    try:
+        return _run(options)
+    except RackserveError as error:
+        print(f"rackserve: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("rackserve: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+
+
+def _run(options: argparse.Namespace) -> int:
+    from rackserve import commands
+
+    run = {
+        "serve": commands.serve,
+        "demo": commands.demo,
+        "bench": commands.bench,
+        "simulate": commands.simulate,
+        "swarm": commands.swarm,
+    }[options.command]
+    return run(options)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,138 @@
+"""Settings of a run: defaults, then a TOML or YAML file, then `--set a.b=c`; unknown keys are errors."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+from rackserve.api.factory import Limits
+from rackserve.assemble import RackConfig
+from rackserve.base.errors import ConfigError, FileFormatError
+from rackserve.live.runner import RunnerSpec
+from rackserve.live.supervisor import SupervisorConfig
+
+
+class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The HTTP front end.
+
+    served_model_name  name clients use; empty: the model's own
+    tokenizer          folder of a tokenizer to use instead of the model's
+    max_model_len      positions of prompt and output together; 0: what the model and the ranks' blocks allow
+    grace              seconds that open answers get when the server is told to stop
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    served_model_name: str = ""
+    tokenizer: str = ""
+    max_model_len: int = 0
+    grace: float = 30.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"server.port must be between 0 and 65535, got {self.port}")
+        if self.max_model_len < 0 or self.grace < 0:
+            raise ConfigError("server.max_model_len and server.grace must not be negative")
+
+
+class Settings(RackConfig, frozen=True, forbid_unknown_fields=True):
+    """Everything a command can be told, in sections: those of the rack (see `RackConfig`), the model, server and supervisor.
+
+    seed  names every random draw of a benchmark or simulation
+    """
+
+    runner: RunnerSpec = RunnerSpec(kind="llama")
+    server: ServerConfig = ServerConfig()
+    limits: Limits = Limits()
+    supervisor: SupervisorConfig = SupervisorConfig()
+    seed: int = 42
+
+    @property
+    def rack(self) -> RackConfig:
+        """The part that nodes see."""
+        return RackConfig(**{name: getattr(self, name) for name in RackConfig.__struct_fields__})
+
+    def as_text(self) -> str:
+        """All settings, one `section.key = value` a line, for the head of a run."""
+        return "\n".join(
+            f"{name} = {msgspec.json.encode(value).decode()}" for name, value in _flatten(msgspec.to_builtins(self))
+        )
+
+
+def load_settings(path: str | None, overrides: Sequence[str], base: Settings | None = None) -> Settings:
+    """Settings from `base`, then the file at `path`, then overrides of the form `a.b=c` (c in YAML: 3, true, text).
+
+    Raises ConfigError naming the key, or FileFormatError naming the file.
+    """
+    tree: dict[str, Any] = msgspec.to_builtins(base or Settings())
+    if path is not None:
+        _merge(tree, _read(Path(path)), "")
+    for override in overrides:
+        key, separator, text = override.partition("=")
+        if not separator or not key:
+            raise ConfigError(f"--set {override}: expected section.key=value")
+        value = _yaml(text, f"--set {override}")
+        for part in reversed(key.strip().split(".")):
+            value = {part: value}
+        _merge(tree, value, "")
+    try:
+        return msgspec.convert(tree, Settings)
+    except msgspec.ValidationError as error:
+        raise ConfigError(_readable(str(error))) from error
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise FileFormatError(f"{path}: cannot be read ({error})") from error
+    if path.suffix == ".toml":
+        try:
+            return tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise FileFormatError(f"{path}: not TOML: {error}") from error
+    found = _yaml(text, str(path)) or {}
+    if not isinstance(found, dict):
+        raise FileFormatError(f"{path}: expected sections with keys, got {type(found).__name__}")
+    return found
+
+
+def _yaml(text: str, where: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise FileFormatError(f"{where}: not YAML: {' '.join(str(error).split())}") from error
+
+
+def _merge(tree: dict[str, Any], changes: Any, at: str) -> None:
+    """Lay `changes` over `tree`; every key must be there already."""
+    if not isinstance(changes, dict):
+        raise ConfigError(f"{at}: expected a section with keys, got {changes!r}")
+    for key, value in changes.items():
+        name = f"{at}.{key}" if at else str(key)
+        if key not in tree:
+            known = ", ".join(sorted(tree))
+            raise ConfigError(f"unknown setting {name}; {'section ' + at if at else 'settings'} has: {known}")
+        if isinstance(tree[key], dict):
+            _merge(tree[key], value, name)
+        else:
+            tree[key] = value
+
+
+def _flatten(tree: Any, at: str = "") -> list[tuple[str, Any]]:
+    rows: list[tuple[str, Any]] = []
+    for key, value in tree.items():
+        name = f"{at}.{key}" if at else key
+        rows.extend(_flatten(value, name) if isinstance(value, dict) else [(name, value)])
+    return rows
+
+
+def _readable(text: str) -> str:
+    """msgspec's message with its path as a setting's name."""
+    what, _, where = text.partition(" - at `$.")
+    return f"setting {where.rstrip('`')}: {what}" if where else text

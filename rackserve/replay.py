@@ -1,0 +1,216 @@
+"""One replay of agent sessions, live over HTTP or on the simulated host: the same plan, prompts and metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+
+from rackserve.assemble import RackConfig
+from rackserve.base.costs import StepCost
+from rackserve.base.errors import ConfigError
+from rackserve.base.events import Event
+from rackserve.base.ids import NodeId
+from rackserve.base.keys import CacheNamespace
+from rackserve.base.kv_layout import KvLayout
+from rackserve.base.request import Request
+from rackserve.base.step import Step
+from rackserve.base.topology import Role
+from rackserve.base.units import Time
+from rackserve.bench.client import Target, replay_over_http
+from rackserve.bench.ideal import IdealCache
+from rackserve.bench.metrics import summarize
+from rackserve.bench.plan import IdleCaps, Plan, Replay, Send
+from rackserve.bench.prompts import RequestMaker
+from rackserve.bench.rack import summarize_rack
+from rackserve.bench.records import RecordedEvent, Recording, RequestRecord, RunInfo
+from rackserve.bench.replayer import Replayer
+from rackserve.bench.scale import ScaledTrace
+from rackserve.bench.serial import SerialReplay
+from rackserve.nodes.ports import Ports
+from rackserve.report.compare import Arm
+from rackserve.sim.engine import TimedRunner
+from rackserve.sim.rack import SimRack
+from rackserve.sim.store import LinkCost
+
+CLIENT: NodeId = "client"
+VOCABULARY = (1_000, 40_000)
+"""Token ids prompts are drawn from: ordinary text of the embedded model, no special tokens."""
+
+ASSUMED_COSTS: dict[str, StepCost] = {
+    "prefill": StepCost(base_ns=20e6, per_token_ns=2.5e6, per_attended_ns=0, per_sequence_ns=0, per_context_token_ns=0),
+    "decode": StepCost(base_ns=40e6, per_token_ns=0, per_attended_ns=0, per_sequence_ns=4e6, per_context_token_ns=0),
+}
+"""Round numbers of a small CPU engine, for a simulation that was not calibrated."""
+
+
+class ReplaySpec(msgspec.Struct, frozen=True):
+    """What is replayed and how. `label` names the arm; `serial` keeps one request in flight over everything."""
+
+    label: str
+    trace: ScaledTrace
+    concurrency: int
+    time_scale: float
+    seed: int = 42
+    serial: bool = False
+    config: Mapping[str, str] = {}
+
+    def plan(self) -> Plan:
+        """A fresh plan of this replay."""
+        if self.serial:
+            return SerialReplay(self.trace.sessions)
+        caps = IdleCaps().scaled(self.time_scale)
+        return Replay(self.trace.sessions, self.concurrency, caps=caps, seed=self.seed)
+
+    def info(self, host: str, num_gpus: int, started: Time, ended: Time, plan: Plan, error: float | None) -> RunInfo:
+        return RunInfo(
+            self.label,
+            host,
+            1 if self.serial else self.concurrency,
+            num_gpus,
+            "serial" if self.serial else "closed",
+            self.seed,
+            started,
+            ended,
+            plan.steady_end_ns,
+            error,
+            dict(self.config),
+        )
+
+
+def num_gpus(config: RackConfig) -> int:
+    """All ranks of a rack: the divisor of per-GPU figures."""
+    return len(config.topology.ranks("prefill")) + len(config.topology.ranks("decode"))
+
+
+async def replay_live(
+    spec: ReplaySpec,
+    url: str,
+    model: str,
+    namespace: CacheNamespace,
+    gpus: int,
+    *,
+    endpoint: str = "completions-tokens",
+    api_key: str = "",
+    run_deadline_s: float = 0.0,
+    on_progress: Callable[[int], None] | None = None,
+) -> Recording:
+    """Replay against a server; its rack events are the caller's to add. `on_progress` is told how many requests were sent."""
+    plan = spec.plan()
+    maker = _Counted(namespace, spec.seed, on_progress)
+    target = msgspec.convert(
+        {"url": url, "model": model, "endpoint": endpoint, "api_key": api_key, "run_deadline_s": run_deadline_s}, Target
+    )
+    started = time.monotonic_ns()
+    records = await replay_over_http(plan, maker, IdealCache(namespace.block_tokens), target)
+    return Recording(spec.info("live", gpus, started, time.monotonic_ns(), plan, None), tuple(records))
+
+
+class _Counted(RequestMaker):
+    """A request maker that tells how many requests it has made."""
+
+    __slots__ = ("_count", "_on_progress")
+
+    def __init__(self, namespace: CacheNamespace, seed: int, on_progress: Callable[[int], None] | None) -> None:
+        super().__init__(namespace, vocabulary=VOCABULARY, seed=seed)
+        self._count = 0
+        self._on_progress = on_progress
+
+    def make(self, send: Send) -> Request:
+        self._count += 1
+        if self._on_progress is not None:
+            self._on_progress(self._count)
+        return super().make(send)
+
+
+def replay_simulated(
+    spec: ReplaySpec, config: RackConfig, layout: KvLayout, costs: Mapping[str, StepCost], link: LinkCost
+) -> Recording:
+    """Replay on a simulated rack of the same configuration. `costs` by role; their held-out error goes into the record."""
+    for role in ("prefill", "decode"):
+        if role not in costs:
+            raise ConfigError(f"costs has no entry for role {role}: run a demo or bench with more steps of that role")
+
+    def step_time(role: Role) -> Callable[[Step], Time]:
+        cost = costs[role]
+
+        def duration(step: Step) -> Time:
+            if not step.items:
+                return round(cost.base_ns)
+            attended = sum(i.num_tokens * i.start + i.num_tokens * (i.num_tokens + 1) // 2 for i in step.items)
+            context = sum(i.start for i in step.items)
+            return cost.duration_ns(step.num_tokens, attended, len(step.items), context)
+
+        return duration
+
+    step_times: dict[Role, Callable[[Step], Time]] = {"prefill": step_time("prefill"), "decode": step_time("decode")}
+    rack = SimRack(config, layout, lambda arena, blocks: TimedRunner(), step_times, link, backed=False)
+    events: list[RecordedEvent] = []
+
+    def keep(at: Time, node: NodeId, event: Event) -> None:
+        events.append(RecordedEvent(at, node, event))  # type: ignore[arg-type]
+
+    rack.host.sinks.append(keep)
+    plan = spec.plan()
+    namespace = CacheNamespace("simulated", "0", layout.block_tokens, layout.fingerprint())
+    maker = RequestMaker(namespace, vocabulary=VOCABULARY, seed=spec.seed)
+    replayers: list[Replayer] = []
+
+    def make(ports: Ports) -> Replayer:
+        replayers.append(Replayer(CLIENT, plan, maker, IdealCache(layout.block_tokens), ports.clock, ports.transport))
+        return replayers[0]
+
+    rack.add_node(CLIENT, make)
+    rack.host.run(until=0)
+    replayers[0].start()
+    rack.host.run(done=lambda: replayers[0].done)
+    errors = [cost.held_out_error for cost in costs.values() if cost.held_out_error is not None]
+    info = spec.info("simulated", num_gpus(config), 0, rack.host.now, plan, max(errors) if len(errors) == len(costs) else None)
+    return Recording(info, tuple(replayers[0].records), tuple(events))
+
+
+def arm_of(recording: Recording) -> Arm:
+    """A recording with its figures, for tables and reports."""
+    duration = recording.run.ended_ns - recording.run.started_ns
+    return Arm(
+        summarize(recording.run, recording.requests),
+        recording.requests,
+        summarize_rack(recording.events, duration) if recording.events else None,
+        recording.events,
+    )
+
+
+def within(events: Sequence[RecordedEvent], run: RunInfo) -> tuple[RecordedEvent, ...]:
+    """The events that were recorded during the run."""
+    return tuple(event for event in events if run.started_ns <= event.at_ns <= run.ended_ns)
+
+
+def exact_differences(live: Sequence[RequestRecord], simulated: Sequence[RequestRecord]) -> list[str]:
+    """Requests whose cached or uncached token counts differ between two runs of one plan, as readable lines."""
+    theirs = {record.id: record for record in simulated}
+    lines = []
+    for record in live:
+        other = theirs.get(record.id)
+        ours = (record.prompt_tokens, record.cached_tokens)
+        if other is None or (other.prompt_tokens, other.cached_tokens) != ours:
+            found = None if other is None else (other.prompt_tokens, other.cached_tokens)
+            lines.append(f"{record.id}: live (prompt, cached) = {ours}, simulated = {found}")
+    return lines
+
+
+async def show_progress(total: int, label: str, count: Callable[[], int]) -> None:
+    """A progress bar on standard error until cancelled."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        task = progress.add_task(label, total=total)
+        try:
+            while True:
+                progress.update(task, completed=count())
+                await asyncio.sleep(0.25)
+        finally:
+            progress.update(task, completed=count())

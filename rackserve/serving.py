@@ -1,0 +1,128 @@
+"""A live rack with its HTTP front end, in one process plus one per rank."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from rackserve.api.factory import RequestFactory
+from rackserve.api.gateway import Gateway
+from rackserve.api.http import create_app
+from rackserve.api.metrics import Metrics
+from rackserve.api.server import listen, serve
+from rackserve.api.state import ServerState
+from rackserve.base.errors import ConfigError
+from rackserve.base.ids import NodeId
+from rackserve.base.keys import CacheNamespace
+from rackserve.base.kv_layout import KvLayout
+from rackserve.config import Settings
+from rackserve.live.rack import LiveRack
+from rackserve.live.recorder import Recorded, Sink
+from rackserve.text.chat import ChatTemplate
+from rackserve.text.tokenizer import Tokenizer
+
+API: NodeId = "api"
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What is served: the text side of a model, and the namespace of its KV."""
+
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    names: tuple[str, ...]
+    eos_ids: tuple[int, ...]
+    vocab_size: int
+    max_model_len: int
+    namespace: CacheNamespace
+
+
+@dataclass(frozen=True, slots=True)
+class OpenServer:
+    """A server that answers. Set `stop` to end it."""
+
+    url: str
+    rack: LiveRack
+    metrics: Metrics
+    served: Served
+    stop: asyncio.Event
+
+
+def describe_model(settings: Settings, layout: KvLayout) -> Served:
+    """Tokenizer, template and limits of the model that `settings` name. Reads files; not for the event loop."""
+    spec, topology = settings.runner, settings.topology
+    room = min(topology.prefill_blocks, topology.decode_blocks) * layout.block_tokens
+    template = None
+    if spec.kind == "llama":
+        from rackserve.model.files import open_model
+
+        files = open_model(spec.model)
+        folder, name, revision = files.path, files.name, files.revision
+        context, vocab_size, eos_ids = files.config.max_positions, files.config.vocab_size, files.eos_ids
+        if files.chat_template:
+            template = ChatTemplate(files.chat_template)
+    else:
+        if not settings.server.tokenizer:
+            raise ConfigError("server.tokenizer: the digest model has no tokenizer of its own; name a folder that has one")
+        folder, name, revision = Path(settings.server.tokenizer), "digest", "0"
+        context, vocab_size, eos_ids = room, spec.vocab_size, ()
+    tokenizer = Tokenizer.from_folder(Path(settings.server.tokenizer) if settings.server.tokenizer else folder)
+    limit = min(context, room)
+    if settings.server.max_model_len > limit:
+        raise ConfigError(
+            f"server.max_model_len is {settings.server.max_model_len}: the model has {context} positions and a rank's blocks "
+            f"hold {room} (raise topology.prefill_blocks and topology.decode_blocks)"
+        )
+    namespace = CacheNamespace(name, revision, layout.block_tokens, f"{spec.dtype}|{layout.fingerprint()}")
+    names = (settings.server.served_model_name or name,)
+    return Served(tokenizer, template, names, eos_ids, vocab_size, settings.server.max_model_len or limit, namespace)
+
+
+@contextlib.asynccontextmanager
+async def open_server(settings: Settings, sinks: Sequence[Sink] = ()) -> AsyncIterator[OpenServer]:
+    """A rack and its front end, ready to answer; both are gone when the block is left, however it is left."""
+    listener = listen(settings.server.host, settings.server.port)
+    try:
+        ranks = settings.topology.ranks("prefill") + settings.topology.ranks("decode")
+        metrics = Metrics(ranks)
+
+        def count(recorded: Recorded) -> None:
+            metrics.record(recorded.event)
+
+        async with LiveRack(settings.rack, settings.runner, sinks=[count, *sinks], supervisor=settings.supervisor) as rack:
+            served = await asyncio.to_thread(describe_model, settings, rack.layout)
+            gateway = Gateway(rack.transport_for(API), node=API, wait_s=settings.deadlines.request)
+            rack.add_node(API, gateway)
+            state = ServerState(ready=True, detail=lambda: {"ranks": [msgspec.to_builtins(status) for status in rack.status()]})
+            factory = RequestFactory(
+                served.tokenizer,
+                served.namespace,
+                max_model_len=served.max_model_len,
+                models=served.names,
+                template=served.template,
+                eos_ids=served.eos_ids,
+                vocab_size=served.vocab_size,
+                limits=settings.limits,
+            )
+            app = create_app(gateway, factory, metrics, state)
+            stop = asyncio.Event()
+
+            async def drain() -> None:
+                await rack.drain(settings.server.grace)
+
+            running = asyncio.create_task(
+                serve(app, listener, gateway=gateway, state=state, stop=stop, grace_s=settings.server.grace, drain=drain)
+            )
+            host, port = listener.getsockname()[:2]
+            try:
+                yield OpenServer(f"http://{f'[{host}]' if ':' in host else host}:{port}", rack, metrics, served, stop)
+            finally:
+                stop.set()
+                await running
+    finally:
+        listener.close()
