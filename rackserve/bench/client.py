@@ -215,7 +215,7 @@ class HttpReplay:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
                     await self._ended.wait()
-        self._plan.stop()
+        self._plan.stop(self._now())
         running = list(self._tasks)
         for task in running:
             task.cancel()

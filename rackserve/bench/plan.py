@@ -88,7 +88,7 @@ class Plan(Protocol):
 
     def on_failed(self, key: RequestKey, now: Time) -> None: ...
 
-    def stop(self) -> None: ...
+    def stop(self, now: Time) -> None: ...
 
 
 class _Lane:
@@ -185,9 +185,11 @@ class Replay:
         if len(opened) < self._concurrency:
             self.steady_end_ns = now
 
-    def stop(self) -> None:
-        """Let nothing more become due; what is in flight may still end."""
+    def stop(self, now: Time) -> None:
+        """Let nothing more become due; what is in flight may still end. The steady window ends now at the latest."""
         self._stopped = True
+        if self.steady_end_ns is None:
+            self.steady_end_ns = now
         self._heap.clear()
 
     def take_due(self, now: Time) -> list[Send]:

@@ -50,7 +50,7 @@ class Replayer:
     def stop(self) -> None:
         """End the run now: send nothing more, cancel what is in flight and record it as unfinished."""
         now = self._clock.now()
-        self._plan.stop()
+        self._plan.stop(now)
         for request, (key, record) in list(self._open.items()):
             del self._open[request]
             self._transport.send(FRONTEND, Cancel(request))

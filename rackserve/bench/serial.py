@@ -50,7 +50,7 @@ class SerialReplay:
         """Make the first request due."""
         self._advance(now)
 
-    def stop(self) -> None:
+    def stop(self, now: Time) -> None:
         """Let nothing more become due."""
         self._next = None
         self._sends = iter(())

@@ -1,0 +1,185 @@
+"""Arms side by side: the same figures for each run, and ratios between runs that differ in one thing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from rackserve.bench.metrics import Summary
+from rackserve.bench.rack import RackSummary
+from rackserve.bench.records import RecordedEvent, RequestRecord
+
+NOT_CALIBRATED = "not calibrated"
+
+
+class Arm(msgspec.Struct, frozen=True):
+    """One run in a report: its figures, and what drawings need."""
+
+    summary: Summary
+    records: tuple[RequestRecord, ...] = ()
+    rack: RackSummary | None = None
+    events: tuple[RecordedEvent, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Host and label, unique in a report."""
+        return f"{self.summary.run.host} {self.summary.run.label}"
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One figure: its value in each arm, then the ratios; None where a run has no such figure."""
+
+    section: str
+    name: str
+    cells: tuple[str, ...]
+    ratios: tuple[str, ...]
+
+
+class Comparison(msgspec.Struct, frozen=True):
+    """A table of figures over arms. `ratio_names` head the ratio columns."""
+
+    arm_names: tuple[str, ...]
+    ratio_names: tuple[str, ...]
+    rows: tuple[Row, ...]
+
+
+_Getter = Callable[[Arm], float | None]
+_Figure = tuple[str, str, str, _Getter]
+
+
+def _of(path: str) -> _Getter:
+    """Reads a dotted path of the summary; a missing part gives None."""
+
+    def get(arm: Arm) -> float | None:
+        value: object = arm.summary
+        for name in path.split("."):
+            value = getattr(value, name, None)
+        return float(value) if isinstance(value, int | float) else None
+
+    return get
+
+
+def _rack(name: str) -> _Getter:
+    def get(arm: Arm) -> float | None:
+        value = getattr(arm.rack, name, None)
+        return None if value is None else float(value)
+
+    return get
+
+
+FIGURES: tuple[_Figure, ...] = (
+    ("Requests", "done", "count", _of("num_done")),
+    ("Requests", "failed", "count", _of("num_failed")),
+    ("Requests", "unfinished", "count", _of("num_unfinished")),
+    ("Requests", "duration (s)", "number", _of("duration_s")),
+    ("Requests", "requests/s", "number", _of("requests_per_s")),
+    ("Tokens/s per GPU", "output", "number", _of("throughput_per_gpu.output")),
+    ("Tokens/s per GPU", "uncached input", "number", _of("throughput_per_gpu.uncached_input")),
+    ("Tokens/s per GPU", "cached input", "number", _of("throughput_per_gpu.cached_input")),
+    ("Tokens/s per GPU", "all three, cached input included", "number", _of("throughput_per_gpu.total_with_cached_input")),
+    ("Cache", "hit rate", "share", _of("hit_rate")),
+    ("Cache", "ideal, served blocks", "share", _of("ideal_hit_rate")),
+    ("Cache", "ideal, trace blocks", "share", _of("ideal_trace_hit_rate")),
+    ("Cache", "prompt tokens computed", "count", _rack("uncached_tokens")),
+    ("Cache", "from the rank's own cache", "count", _rack("local_tokens")),
+    ("Cache", "fetched from the pool", "count", _rack("fetched_tokens")),
+    ("Time to first token (ms)", "p50", "number", _of("ttft_ms.p50")),
+    ("Time to first token (ms)", "p90", "number", _of("ttft_ms.p90")),
+    ("Time to first token (ms)", "p99", "number", _of("ttft_ms.p99")),
+    ("Time to first token (ms)", "p90 from planned sending", "number", _of("ttft_from_due_ms.p90")),
+    ("Tokens/s/user", "interactivity p50", "number", _of("interactivity_p50")),
+    ("Tokens/s/user", "interactivity p90 (slow tail)", "number", _of("interactivity_p90")),
+    ("Tokens/s/user", "E2E-normalised p90", "number", _of("interactivity_e2e_normalised")),
+    ("Rack", "largest / mean uncached work", "number", _rack("balance")),
+    ("Rack", "idle while another rank queues", "share", _rack("lockstep_idle_share")),
+    ("Rack", "attempts retried", "count", _rack("num_retries")),
+    ("Client", "p99 send delay (ms)", "number", _of("send_delay_ms.p99")),
+)
+
+
+def text_of(value: float | None, kind: str) -> str:
+    """A figure for people: `kind` is count, share or number; three significant digits, a dash where there is none."""
+    if value is None:
+        return "–"
+    if kind == "count":
+        return f"{value:,.0f}"
+    if kind == "share":
+        return f"{value:.1%}"
+    if value >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def step_error_text(arm: Arm) -> str:
+    """The step-time model's held-out error of a simulated arm; empty for a live one."""
+    run = arm.summary.run
+    if run.host == "live":
+        return ""
+    return NOT_CALIBRATED if run.step_error is None else f"{run.step_error:.1%}"
+
+
+def _pairs(arms: Sequence[Arm]) -> list[tuple[str, int, int]]:
+    """(heading, numerator, denominator): each later arm of a host over its first, and simulated over live of one label."""
+    pairs: list[tuple[str, int, int]] = []
+    for host in dict.fromkeys(arm.summary.run.host for arm in arms):
+        first, *others = (i for i, arm in enumerate(arms) if arm.summary.run.host == host)
+        for other in others:
+            labels = (arms[other].summary.run.label, arms[first].summary.run.label)
+            pairs.append((f"{host}: {labels[0]} / {labels[1]}", other, first))
+    for i, arm in enumerate(arms):
+        for j, other_arm in enumerate(arms):
+            hosts = (arm.summary.run.host, other_arm.summary.run.host)
+            if hosts == ("simulated", "live") and arm.summary.run.label == other_arm.summary.run.label:
+                pairs.append((f"{arm.summary.run.label}: simulated / live", i, j))
+    return pairs
+
+
+def compare(arms: Sequence[Arm]) -> Comparison:
+    """The table of all figures that at least one arm has."""
+    pairs = _pairs(arms)
+    rows: list[Row] = []
+    for section, name, kind, get in FIGURES:
+        values = [get(arm) for arm in arms]
+        if all(value is None for value in values):
+            continue
+        ratios: list[str] = []
+        for _, above, below in pairs:
+            a, b = values[above], values[below]
+            ratios.append(f"{a / b:.2f}×" if a is not None and b else "–")
+        rows.append(Row(section, name, tuple(text_of(value, kind) for value in values), tuple(ratios)))
+    valid = tuple("yes" if arm.summary.valid else "NO" for arm in arms)
+    blank = tuple("" for _ in pairs)
+    rows.append(Row("Trust", "valid run", valid, blank))
+    if any(step_error_text(arm) for arm in arms):
+        rows.append(Row("Trust", "step-time model, held-out error", tuple(step_error_text(arm) or "–" for arm in arms), blank))
+    return Comparison(tuple(arm.name for arm in arms), tuple(name for name, _, _ in pairs), tuple(rows))
+
+
+def print_comparison(arms: Sequence[Arm], console: Console | None = None) -> None:
+    """Print the figures, then the ratios, then why an arm is invalid."""
+    console = console or Console()
+    table = compare(arms)
+    console.print(_printable(table.arm_names, [(row, row.cells) for row in table.rows]))
+    if table.ratio_names:
+        rows = [(row, row.ratios) for row in table.rows if any(cell.endswith("×") for cell in row.ratios)]
+        console.print(_printable(table.ratio_names, rows))
+    for arm in arms:
+        for reason in arm.summary.invalid_reasons:
+            console.print(f"[red]invalid[/red] {arm.name}: {reason}")
+
+
+def _printable(names: Sequence[str], rows: Sequence[tuple[Row, Sequence[str]]]) -> Table:
+    out = Table(show_edge=False, pad_edge=False)
+    out.add_column("", no_wrap=True)
+    for name in names:
+        out.add_column(name, justify="right")
+    section = ""
+    for row, cells in rows:
+        if row.section != section:
+            section = row.section
+            out.add_row(f"[bold]{section}[/bold]", *([""] * len(cells)))
+        out.add_row(f"  {row.name}", *cells)
+    return out

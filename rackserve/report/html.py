@@ -1,0 +1,227 @@
+"""One self-contained report page: inline style and SVG, no scripts, nothing loaded from anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+
+from rackserve.base.costs import StepCost
+from rackserve.base.events import RequestPlaced
+from rackserve.base.units import NS_PER_MS, to_seconds
+from rackserve.bench.frontier import OperatingPoint, frontier, operating_point
+from rackserve.bench.metrics import DEFINITIONS, tpot_ms
+from rackserve.report.compare import Arm, Comparison, compare, step_error_text
+from rackserve.report.plots import Bar, Point, cdf, part_bars, scatter, timeline
+
+STYLE = (Path(__file__).parent / "report.css").read_text()
+PARTS = ("output", "uncached input", "cached input")
+
+
+def _legend(names: Sequence[str], prefix: str) -> str:
+    items = "".join(f'<li><i class="{prefix}{i % 6}"></i>{escape(name)}</li>' for i, name in enumerate(names))
+    return f'<ul class="legend">{items}</ul>'
+
+
+def _figure(title: str, svg: str, note: str = "", legend: str = "") -> str:
+    return f"<figure><figcaption><b>{escape(title)}</b> {escape(note)}</figcaption>{legend}{svg}</figure>"
+
+
+def _verdict(arm: Arm) -> str:
+    summary = arm.summary
+    run = summary.run
+    state = "valid" if summary.valid else "invalid"
+    facts = [
+        f"{summary.num_done} of {summary.num_sent} requests done",
+        f"{summary.num_failed} failed",
+        f"{run.loop} loop, concurrency {run.concurrency}",
+        f"{run.num_gpus} GPUs or CPU ranks",
+    ]
+    if summary.num_unfinished:
+        facts.append(f"{summary.num_unfinished} unfinished")
+    error = step_error_text(arm)
+    if error:
+        facts.append(f"step-time model error: {error}")
+    reasons = "".join(f"<li>{escape(reason)}</li>" for reason in summary.invalid_reasons)
+    kinds = ", ".join(f"{kind} {count}" for kind, count in summary.failures.items())
+    extra = f"<p>Failures by kind: {escape(kinds)}</p>" if kinds else ""
+    return (
+        f'<div class="card {state}"><h3>{escape(arm.name)} <span class="tag">{state}</span></h3>'
+        f"<p>{escape(' · '.join(facts))}</p>{extra}{f'<ul>{reasons}</ul>' if reasons else ''}</div>"
+    )
+
+
+def _headline(arms: Sequence[Arm]) -> str:
+    """The three figures people look for first, per arm."""
+    cells: list[str] = []
+    for number, arm in enumerate(arms):
+        summary = arm.summary
+        ttft = f"{summary.ttft_ms.p50:,.0f} ms" if summary.ttft_ms else "–"
+        hit = f"{summary.hit_rate:.1%}" if summary.hit_rate is not None else "–"
+        ideal = f"of {summary.ideal_hit_rate:.1%} ideal" if summary.ideal_hit_rate is not None else ""
+        slow = f"{summary.interactivity_p90:,.1f}" if summary.interactivity_p90 else "–"
+        cells.append(
+            f'<div class="big"><h3><i class="s{number % 6}"></i>{escape(arm.name)}</h3>'
+            f"<p><b>{hit}</b> hit rate <small>{ideal}</small></p><p><b>{ttft}</b> median time to first token</p>"
+            f"<p><b>{slow}</b> tokens/s/user at p90 <small>(slow tail)</small></p></div>"
+        )
+    return f'<section class="bigs">{"".join(cells)}</section>'
+
+
+def _table(table: Comparison) -> str:
+    heads = "".join(f"<th>{escape(name)}</th>" for name in table.arm_names)
+    heads += "".join(f'<th class="ratio">{escape(name)}</th>' for name in table.ratio_names)
+    width = 1 + len(table.arm_names) + len(table.ratio_names)
+    body: list[str] = []
+    section = ""
+    for row in table.rows:
+        if row.section != section:
+            section = row.section
+            body.append(f'<tr class="section"><th colspan="{width}">{escape(section)}</th></tr>')
+        cells = "".join(f"<td>{escape(cell)}</td>" for cell in row.cells)
+        cells += "".join(f'<td class="ratio">{escape(cell)}</td>' for cell in row.ratios)
+        body.append(f"<tr><th>{escape(row.name)}</th>{cells}</tr>")
+    return f'<div class="scroll"><table><thead><tr><th></th>{heads}</tr></thead><tbody>{"".join(body)}</tbody></table></div>'
+
+
+def timeline_rows(arm: Arm) -> list[tuple[str, list[Bar]]]:
+    """Requests by rank: until the first token on the prefill rank, after it on the decode rank (by the last placement)."""
+    placed = {event.request: event for item in arm.events if isinstance(event := item.event, RequestPlaced)}
+    zero = min((record.sent_ns for record in arm.records), default=0)
+    rows: dict[str, list[Bar]] = {}
+    for record in arm.records:
+        place = placed.get(record.id)
+        if place is None:
+            continue
+        first = record.first_ns if record.first_ns >= 0 else record.ended_ns
+        title = f"{record.id}: {record.prompt_tokens} in ({record.cached_tokens} cached), {record.output_tokens} out"
+        waiting = Bar(to_seconds(record.sent_ns - zero), to_seconds(first - zero), 0, title)
+        rows.setdefault(str(place.prefill), []).append(waiting)
+        if record.last_ns > first:
+            decoding = Bar(to_seconds(first - zero), to_seconds(record.last_ns - zero), 1, title)
+            rows.setdefault(str(place.decode), []).append(decoding)
+    return sorted(rows.items(), key=lambda row: (not row[0].startswith("prefill"), row[0]))
+
+
+def _frontier(arms: Sequence[Arm], extra: Sequence[OperatingPoint]) -> str:
+    """Operating points; live and simulated ones have a frontier each."""
+    marks: list[Point] = []
+    for host in dict.fromkeys(arm.summary.run.host for arm in arms):
+        found = [
+            (number, arm.name, point)
+            for number, arm in enumerate(arms)
+            if arm.summary.run.host == host and (point := operating_point(arm.summary)) is not None
+        ]
+        marks += _marks(found, host)
+    marks += _marks([(5, point.label, point) for point in extra], "other runs")
+    return scatter(marks, "frontier", "interactivity: tokens/s/user, 1 / p90(TPOT)", "tokens/s/GPU, cached included")
+
+
+def _marks(found: Sequence[tuple[int, str, OperatingPoint]], group: str) -> list[Point]:
+    best = set(frontier(point for _, _, point in found))
+    return [
+        Point(point.interactivity, point.per_gpu, number, f"{name}, c = {point.concurrency}", point in best, group)
+        for number, name, point in found
+    ]
+
+
+def _plots(arms: Sequence[Arm], extra: Sequence[OperatingPoint]) -> str:
+    names = [arm.name for arm in arms]
+    legend = _legend(names, "s")
+    done = {arm.name: [record for record in arm.records if not record.error and not record.warmup] for arm in arms}
+    ttft = {name: [(r.first_ns - r.sent_ns) / NS_PER_MS for r in records if r.first_ns >= 0] for name, records in done.items()}
+    speed = {name: [1_000 / ms for r in records if (ms := tpot_ms(r))] for name, records in done.items()}
+    bars = []
+    for arm in arms:
+        part = arm.summary.throughput_per_gpu
+        bars.append((arm.name, (part.output, part.uncached_input, part.cached_input)))
+    figures = [
+        _figure("Time to first token", cdf(ttft, "time to first token", "ms (log)"), "dots: p50 and p90", legend),
+        _figure("Tokens/s/user", cdf(speed, "tokens/s/user", "tokens/s (log)"), "per request, 1 / TPOT", legend),
+        _figure(
+            "Throughput per GPU",
+            part_bars(bars, PARTS, "throughput per GPU"),
+            "tokens/s; three numbers, because cached input costs almost nothing",
+            _legend(PARTS, "p"),
+        ),
+        _figure("Operating points", _frontier(arms, extra), "a line joins points of one host that no other beats in both"),
+    ]
+    return f'<section class="plots">{"".join(figures)}</section>'
+
+
+def _timelines(arms: Sequence[Arm]) -> str:
+    legend = _legend(("waiting for the first token, on the prefill rank", "decoding, on the decode rank"), "t")
+    figures = [
+        _figure(arm.name, timeline(rows, f"timeline of {arm.name}"), "requests by rank")
+        for arm in arms
+        if (rows := timeline_rows(arm))
+    ]
+    return f'<h2>Where requests ran</h2>{legend}<section class="plots">{"".join(figures)}</section>' if figures else ""
+
+
+def _calibration(costs: Mapping[str, StepCost]) -> str:
+    if not costs:
+        return ""
+    rows: list[str] = []
+    for role, cost in costs.items():
+        errors = [f"{e:.1%}" if e is not None else "not calibrated" for e in (cost.held_out_error, cost.held_out_error_p90)]
+        prices = (cost.per_token_ns, cost.per_attended_ns, cost.per_sequence_ns, cost.per_context_token_ns)
+        cells = [f"{cost.base_ns / NS_PER_MS:.3f} ms", *(f"{price:,.1f} ns" for price in prices), str(cost.num_steps), *errors]
+        rows.append(f"<tr><th>{escape(role)}</th>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
+    names = ("base", "per token", "per attended pair", "per sequence", "per context token", "steps", "error p50", "error p90")
+    heads = "".join(f"<th>{name}</th>" for name in names)
+    return (
+        "<h2>Step-time model</h2><p>Fitted to recorded live steps; the errors are on steps kept out of the fit.</p>"
+        f'<div class="scroll"><table><thead><tr><th>role</th>{heads}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
+    )
+
+
+def _definitions(arms: Sequence[Arm]) -> str:
+    items = "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in DEFINITIONS.items())
+    configs: list[str] = []
+    for arm in arms:
+        run = arm.summary.run
+        pairs = {"seed": str(run.seed), **run.config}
+        text = "; ".join(f"{name} = {value}" for name, value in pairs.items())
+        configs.append(f"<dt>{escape(arm.name)}</dt><dd>{escape(text)}</dd>")
+    return (
+        f"<details><summary>How each figure is defined</summary><dl>{items}</dl></details>"
+        f"<details><summary>Configuration of each run</summary><dl>{''.join(configs)}</dl></details>"
+    )
+
+
+def render_report(
+    arms: Sequence[Arm],
+    *,
+    title: str = "rackserve report",
+    subtitle: str = "",
+    costs: Mapping[str, StepCost] | None = None,
+    points: Sequence[OperatingPoint] = (),
+) -> str:
+    """The page as text. `points` adds operating points of other runs to the frontier; `costs` shows the step-time model."""
+    head = (
+        '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)}</title><style>{STYLE}</style>"
+    )
+    body = (
+        f"<header><h1>{escape(title)}</h1><p>{escape(subtitle)}</p></header>{_headline(arms)}"
+        f"<h2>Side by side</h2>{_table(compare(arms))}<h2>Distributions and throughput</h2>{_plots(arms, points)}"
+        f"{_timelines(arms)}{_calibration(costs or {})}"
+        f'<h2>Can these runs be trusted?</h2><section class="cards">{"".join(map(_verdict, arms))}</section>'
+        f"{_definitions(arms)}"
+    )
+    return f'<!doctype html><html lang="en"><head>{head}</head><body><main>{body}</main></body></html>\n'
+
+
+def write_report(
+    path: Path | str,
+    arms: Sequence[Arm],
+    *,
+    title: str = "rackserve report",
+    subtitle: str = "",
+    costs: Mapping[str, StepCost] | None = None,
+    points: Sequence[OperatingPoint] = (),
+) -> None:
+    """Write the page of `render_report` to `path`."""
+    text = render_report(arms, title=title, subtitle=subtitle, costs=costs, points=points)
+    Path(path).write_text(text, encoding="utf-8")

@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+import json
+import statistics
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rackserve.base.units import NS_PER_MS, to_ns
+from rackserve.bench.metrics import Throughput, bench_serve_keys, percentile, result_json, summarize, tpot_ms
+from rackserve.bench.records import RequestRecord, RunInfo
+
+RUN = RunInfo("a", "live", 2, 4)
+
+
+def record(number: int, sent_s: float, times_ms: list[float], outputs: int, **changes: Any) -> RequestRecord:
+    """A request sent when due, with chunks at the given milliseconds after its sending."""
+    sent = to_ns(sent_s)
+    chunks = tuple(sent + round(ms * NS_PER_MS) for ms in times_ms)
+    made: dict[str, Any] = {
+        "due_ns": sent, "planned_prompt_tokens": 100, "planned_output_tokens": outputs, "prompt_tokens": 100,
+        "output_tokens": outputs, "first_ns": chunks[0] if chunks else -1, "last_ns": chunks[-1] if chunks else -1,
+        "ended_ns": chunks[-1] if chunks else sent, "num_chunks": len(chunks), "chunk_ns": chunks,
+    }  # fmt: skip
+    return RequestRecord(id=str(number), session="s", sent_ns=sent, **(made | changes))
+
+
+@settings(derandomize=True, max_examples=80, deadline=None)
+@given(st.lists(st.integers(0, 50), min_size=2, max_size=20))
+def test_percentiles_interpolate_linearly(values: list[int]) -> None:
+    ordered = sorted(values)
+    assert (percentile(ordered, 0), percentile(ordered, 1)) == (ordered[0], ordered[-1])
+    assert percentile(ordered, 0.5) == statistics.median(ordered)
+    assert [percentile(ordered, n / 10) for n in range(1, 10)] == pytest.approx(
+        statistics.quantiles(ordered, n=10, method="inclusive")
+    )
+
+
+def test_time_per_token_counts_tokens_not_chunks() -> None:
+    chunked = record(0, 0, [30.0 * n for n in range(1, 11)], 30)  # 10 chunks of 3 tokens, one every 30 ms
+    assert tpot_ms(chunked) == pytest.approx(270 / 29)
+    summary = summarize(RUN, [chunked])
+    assert summary.tpot_ms is not None
+    assert summary.chunk_gap_ms is not None
+    assert (summary.tpot_ms.p50, summary.chunk_gap_ms.p50) == (pytest.approx(270 / 29), 30)
+
+
+def test_an_answer_in_one_chunk_gives_no_time_per_token_and_is_counted() -> None:
+    summary = summarize(RUN, [record(0, 0, [300], 30), record(1, 0, [100, 200], 11), record(2, 0, [50], 1)])
+    assert summary.tpot_ms is not None
+    assert (summary.tpot_ms.count, summary.tpot_ms.p50, summary.num_no_gap) == (1, 10, 2)
+    assert summary.coverage == 0.5, "of the two answers that have a gap to measure"
+    assert not summary.valid
+    assert summary.ttft_ms is not None
+    assert summary.ttft_ms.count == 3
+
+
+def test_percentiles_over_requests_and_over_all_gaps_have_different_names() -> None:
+    many = record(0, 0, [10.0 * n for n in range(1, 102)], 101)
+    slow = record(1, 0, [10, 1010], 2)
+    summary = summarize(RUN, [many, slow])
+    assert summary.tpot_ms is not None
+    assert summary.chunk_gap_ms is not None
+    assert (summary.tpot_ms.p50, summary.tpot_ms.p90, summary.tpot_ms.p99) == pytest.approx((505, 901, 990.1))
+    assert (summary.chunk_gap_ms.p50, summary.chunk_gap_ms.p90, summary.chunk_gap_ms.p99) == pytest.approx((10, 10, 10))
+    assert summary.chunk_gap_ms.count == 101
+    assert (summary.interactivity_p50, summary.interactivity_p90) == pytest.approx((1000 / 505, 1000 / 901))
+    document = json.loads(result_json(summary))
+    assert "one value per request" in document["definitions"]["tpot_ms"]
+    assert "over all gaps between chunks" in document["definitions"]["chunk_gap_ms"]
+    assert document["bench_serve"]["median_tpot_ms"] == pytest.approx(505)
+    assert document["bench_serve"]["median_itl_ms"] == pytest.approx(10)
+
+
+def test_the_two_interactivities_are_different_figures() -> None:
+    summary = summarize(RUN, [record(0, 0, [900, 1000], 11)])
+    assert summary.interactivity_p90 == pytest.approx(100)
+    assert summary.interactivity_e2e_normalised == pytest.approx(11)
+
+
+@pytest.mark.parametrize(("hit", "cached", "uncached"), [(0, 0, 200), (50, 100, 100), (97, 194, 6)])
+def test_throughput_is_three_numbers_and_the_total_is_labelled(hit: int, cached: int, uncached: int) -> None:
+    records = [record(n, n, [500, 1000], 10, cached_tokens=hit) for n in range(2)]  # 2 s in all
+    summary = summarize(RUN, records)
+    assert summary.throughput == Throughput(cached / 2, uncached / 2, 10)
+    assert summary.throughput_per_gpu == Throughput(cached / 8, uncached / 8, 2.5), "all four GPUs, prefill and decode"
+    assert summary.hit_rate == hit / 100
+    document = json.loads(result_json(summary))
+    assert set(document["throughput"]) == {"cached_input", "uncached_input", "output", "total_with_cached_input"}
+    assert document["throughput"]["total_with_cached_input"] == 110
+    assert bench_serve_keys(summary)["output_throughput"] == 10
+
+
+def test_the_hit_rate_stands_beside_the_ideal_ones() -> None:
+    one = record(0, 0, [1, 2], 2, cached_tokens=40, ideal_cached_tokens=60, trace_blocks=25, trace_block_hits=20)
+    summary = summarize(RUN, [one])
+    assert (summary.hit_rate, summary.ideal_hit_rate, summary.ideal_trace_hit_rate) == (0.4, 0.6, 0.8)
+
+
+def test_a_late_client_cannot_hide_a_stall() -> None:
+    on_time = [record(n, n / 10, [10, 20], 2) for n in range(50)]
+    late = [record(n, n / 10, [10, 20], 2, due_ns=to_ns(n / 10 - 5)) for n in range(50, 60)]
+    summary = summarize(RUN, on_time + late)
+    assert summary.e2e_ms is not None
+    assert summary.e2e_from_due_ms is not None
+    assert (summary.e2e_ms.p99, summary.e2e_from_due_ms.p99) == pytest.approx((20, 5020))
+    assert summary.send_delay_ms is not None
+    assert summary.send_delay_ms.p99 == pytest.approx(5000)
+    assert not summary.valid
+    assert "the client could not keep up" in summary.invalid_reasons[0]
+
+
+def test_failures_are_counted_by_kind_and_latencies_are_of_successes_only() -> None:
+    good = [record(n, 0, [10, 20], 2) for n in range(16)]
+    bad = [
+        record(20, 0, [], 2, error="http_500"),
+        record(21, 0, [5, 6000], 2, error="timeout"),
+        record(22, 0, [], 2, error="timeout"),
+    ]
+    cut = record(23, 0, [7000], 2, error="unfinished")
+    summary = summarize(RUN, [*good, *bad, cut, record(24, 0, [9000], 1, warmup=True)])
+    assert (summary.num_sent, summary.num_done, summary.num_failed, summary.num_unfinished) == (20, 16, 3, 1)
+    assert summary.failures == {"http_500": 1, "timeout": 2}
+    assert summary.num_warmup == 1
+    assert summary.ttft_ms is not None
+    assert (summary.ttft_ms.count, summary.ttft_ms.max) == (16, 10)
+    assert summary.output_tokens == 32, "tokens of unfinished requests count nowhere"
+    assert summary.invalid_reasons == ("3 of 19 requests failed, above 10%",)
+    assert summary.exit_code == 1
+
+
+def test_a_run_in_which_everything_failed_still_has_a_summary() -> None:
+    for records in ([], [record(0, 0, [], 2, error="connect")]):
+        summary = summarize(RUN, records)
+        assert "no request succeeded" in summary.invalid_reasons
+        assert (summary.ttft_ms, summary.interactivity_p90, summary.throughput) == (None, None, Throughput(0, 0, 0))
+        assert json.loads(result_json(summary))["valid"] is False
+
+
+def test_context_overflows_and_wrong_lengths_and_impossible_counts_make_a_run_invalid() -> None:
+    good = [record(n, 0, [10, 20], 2) for n in range(60)]
+    assert summarize(RUN, good).valid
+    overflow = summarize(RUN, [*good, record(61, 0, [], 2, error="context_overflow")])
+    assert overflow.invalid_reasons == ("1 of 61 requests overflowed the context, above 1%",)
+    short = summarize(RUN, [*good, record(61, 0, [10, 20], 2, planned_output_tokens=9)])
+    assert (short.num_output_mismatch, short.valid) == (1, False)
+    assert not summarize(RUN, [*good, record(61, 0, [10, 20], 2, cached_tokens=101)]).valid
+
+
+def test_the_servers_count_is_used_and_a_difference_to_the_clients_is_shown() -> None:
+    spaces = record(0, 0, [10.0 * n for n in range(1, 16)], 15, received_tokens=1)
+    same = record(1, 0, [10.0 * n for n in range(1, 16)], 15, received_tokens=15)
+    unknown = record(2, 0, [10.0 * n for n in range(1, 16)], 15, planned_prompt_tokens=90)
+    summary = summarize(RUN, [spaces, same, unknown])
+    assert (summary.output_tokens, summary.num_received_mismatch, summary.num_prompt_mismatch) == (45, 1, 1)
+    assert summary.tpot_ms is not None
+    assert summary.tpot_ms.max == pytest.approx(10)
+
+
+def test_the_steady_window_leaves_out_the_thin_tail() -> None:
+    run = RunInfo("a", "live", 2, 1, steady_end_ns=to_ns(10))
+    records = [record(0, 0, [1, 4000], 100), record(1, 5, [1, 5000], 100), record(2, 5, [1, 95_000], 100)]
+    summary = summarize(run, records)
+    assert summary.steady_throughput is not None
+    assert (summary.throughput.output, summary.steady_throughput.output, summary.steady_s) == (3, 20, 10)

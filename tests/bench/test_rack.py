@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import pytest
+
+from rackserve.base import events as ev
+from rackserve.base.ids import Rank
+from rackserve.bench.rack import role_of, summarize_rack
+from rackserve.bench.records import recorded
+
+P0, P1, D0 = Rank("prefill0"), Rank("prefill1"), Rank("decode0")
+
+
+def test_balance_idle_time_and_sources_come_from_the_events() -> None:
+    events: list[ev.Event] = [
+        ev.PrefillAdmitted("a", 1, P0, 100, 60, 10, 0),
+        ev.PrefillAdmitted("b", 1, P0, 100, 0, 40, 0),
+        ev.PrefillAdmitted("c", 1, P1, 100, 0, 70, 0),
+        ev.StepDone(P0, 0, 30, 0, 0, 1, 1, 500),
+        ev.StepDone(P0, 1, 0, 0, 0, 0, 0, 500, dummy=True),
+        ev.StepDone(D0, 0, 1, 0, 0, 1, 1, 70),
+        ev.RankIdled("prefill0", 300, 100),
+        ev.RankIdled("prefill1", 300, 60),
+        ev.RankIdled("decode0", 300, 99),
+        ev.TransferDone("fetch", P0, 4, 40, 9),
+        ev.TransferDone("fetch", P0, 4, 40, 9, "failed"),
+        ev.BlocksEvicted(P0, 3),
+        ev.BlocksEvicted(P1, 4),
+        ev.AttemptRetried("a", 2, "rank down"),
+        ev.Preempted("a", 1, D0),
+        ev.MessageDropped("router", "Placed", "stale"),
+    ]
+    rack = summarize_rack(recorded((n, "x", event) for n, event in enumerate(events)), 1000)
+    assert (rack.local_tokens, rack.fetched_tokens, rack.uncached_tokens) == (60, 120, 120)
+    assert rack.balance == pytest.approx(90 / 60)
+    assert rack.lockstep_idle_share == pytest.approx(160 / 2000), "mean over the two prefill groups"
+    assert [(rank.rank, rank.num_requests, rank.num_steps, rank.busy_ns) for rank in rack.ranks] == [
+        ("decode0.0", 0, 1, 70), ("prefill0.0", 2, 1, 500), ("prefill1.0", 1, 0, 0)
+    ]  # fmt: skip
+    assert (rack.num_evicted_blocks, rack.num_retries, rack.num_preemptions, rack.num_dropped_messages) == (7, 1, 1, 1)
+    assert rack.transfers == {"fetch failed": 1, "fetch finished": 1}
+
+
+def test_without_events_figures_are_absent_not_zero() -> None:
+    rack = summarize_rack([], 1000)
+    assert (rack.balance, rack.lockstep_idle_share, rack.ranks) == (None, None, ())
+
+
+def test_the_role_is_the_worker_without_its_number() -> None:
+    assert (role_of("prefill12"), role_of("decode0")) == ("prefill", "decode")

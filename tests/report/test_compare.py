@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from rackserve.bench.metrics import summarize
+from rackserve.bench.records import RunInfo
+from rackserve.report.compare import Arm, compare, print_comparison, text_of
+from tests.report.arms import arm
+
+
+def test_ratios_are_within_a_host_to_its_first_arm_and_simulated_to_live_of_one_label() -> None:
+    arms = [arm("sticky", slow=2), arm("least"), arm("sticky", "simulated", slow=2.2), arm("least", "simulated", slow=1.1)]
+    table = compare(arms)
+    assert table.arm_names == ("live sticky", "live least", "simulated sticky", "simulated least")
+    assert table.ratio_names == (
+        "live: least / sticky", "simulated: least / sticky", "sticky: simulated / live", "least: simulated / live"
+    )  # fmt: skip
+    [rate] = [row for row in table.rows if row.name == "requests/s"]
+    assert rate.ratios[2:] == ("0.91×", "0.91×")
+    assert float(rate.ratios[0].rstrip("×")) > 1.9
+
+
+def test_throughput_rows_are_three_and_the_total_names_cached_input() -> None:
+    rows = [row for row in compare([arm("a")]).rows if row.section == "Tokens/s per GPU"]
+    assert [row.name for row in rows] == ["output", "uncached input", "cached input", "all three, cached input included"]
+    parts = [float(row.cells[0].replace(",", "")) for row in rows]
+    assert abs(sum(parts[:3]) - parts[3]) < 2
+
+
+def test_a_simulated_figure_stands_beside_its_models_error() -> None:
+    table = compare([arm("a"), arm("a", "simulated"), arm("b", "simulated", step_error=0.042)])
+    [error] = [row for row in table.rows if row.name.startswith("step-time model")]
+    assert error.cells == ("–", "not calibrated", "4.2%")
+    assert not any(row.name.startswith("step-time model") for row in compare([arm("a")]).rows)
+
+
+def test_figures_no_arm_has_are_left_out_and_missing_ones_are_dashes() -> None:
+    empty = Arm(summarize(RunInfo("b", "live", 1, 1), []))
+    assert not any(row.section == "Rack" for row in compare([empty]).rows)
+    [balance] = [row for row in compare([arm("a"), empty]).rows if row.name.startswith("largest")]
+    assert balance.cells[1] == balance.ratios[0] == "–"
+
+
+def test_numbers_have_three_digits() -> None:
+    shown = [text_of(value, "number") for value in (0.1234, 1.234, 12.34, 123.4, 12345.6, None)]
+    assert shown == ["0.12", "1.23", "12.3", "123", "12,346", "–"]
+    assert (text_of(1234, "count"), text_of(0.5, "share")) == ("1,234", "50.0%")
+
+
+def test_the_printed_table_says_why_a_run_is_invalid() -> None:
+    out = io.StringIO()
+    print_comparison([arm("a"), arm("b", num_failed=9)], Console(file=out, width=140))
+    text = out.getvalue()
+    assert "interactivity p90 (slow tail)" in text
+    assert "invalid live b: 9 of 40 requests failed, above 10%" in text
+    assert "invalid live a" not in text

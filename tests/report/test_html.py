@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+from rackserve.base.costs import StepCost
+from rackserve.bench.frontier import OperatingPoint
+from rackserve.bench.metrics import DEFINITIONS, summarize
+from rackserve.bench.records import RunInfo
+from rackserve.report.compare import Arm
+from rackserve.report.html import render_report, timeline_rows, write_report
+from tests.report.arms import arm
+
+
+class _Balance(HTMLParser):
+    """Fails on a tag that is closed out of order."""
+
+    VOID = frozenset({"meta", "line", "rect", "circle", "path"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in self.VOID or self.get_starttag_text()[-2:] != "/>":  # type: ignore[index]
+            self.open.append(tag) if tag != "meta" else None
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        pass
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_the_page_is_well_formed_and_needs_nothing_from_anywhere(tmp_path: Path) -> None:
+    arms = [arm("a<b>"), arm("c", num_failed=9), arm("c", "simulated")]
+    write_report(tmp_path / "report.html", arms, title="T & t", costs={"prefill": StepCost(1e6, 5, 1, 2, 3, 50, 0.03, 0.1)})
+    page = (tmp_path / "report.html").read_text()
+    parser = _Balance()
+    parser.feed(page)
+    assert parser.open == []
+    assert not re.search(r"<script|<link|src=|href=|https?:|@import|url\(", page)
+    assert "a&lt;b&gt;" in page
+    assert "<b>a" not in page
+    assert "T &amp; t" in page
+    assert "prefers-color-scheme: dark" in page
+
+
+def test_the_page_says_what_cannot_be_trusted_and_how_figures_are_defined() -> None:
+    page = render_report([arm("a", num_failed=9), arm("a", "simulated"), arm("b", "simulated", step_error=0.07)])
+    assert "9 of 40 requests failed, above 10%" in page
+    assert "timeout 9" in page
+    assert "step-time model error: not calibrated" in page
+    assert "step-time model error: 7.0%" in page
+    assert all(name in page for name in DEFINITIONS)
+    assert "route.policy = a" in page
+
+
+def test_a_run_in_which_everything_failed_can_be_reported() -> None:
+    page = render_report([Arm(summarize(RunInfo("a", "live", 1, 1), []))])
+    assert "no request succeeded" in page
+    assert "no data" in page
+
+
+def test_other_runs_can_be_drawn_into_the_frontier() -> None:
+    page = render_report([arm("a")], points=[OperatingPoint("earlier", 9, 500.0, 1.0, 1, 1)])
+    assert "earlier, c = 9" in page
+
+
+def test_requests_are_drawn_on_the_ranks_they_were_placed_on() -> None:
+    one = arm("a", num=12)
+    rows = dict(timeline_rows(one))
+    assert list(rows) == ["prefill0.0", "prefill0.1", "decode0.0"]
+    assert len(rows["decode0.0"]) == 12 == len(rows["prefill0.0"]) + len(rows["prefill0.1"])
+    first = one.records[0]
+    [waiting] = [bar for name in ("prefill0.0", "prefill0.1") for bar in rows[name] if bar.start == 0]
+    assert (waiting.end, waiting.part) == ((first.first_ns - first.sent_ns) / 1e9, 0)
+    assert waiting.end in {bar.start for bar in rows["decode0.0"]}
