@@ -338,11 +338,66 @@ def test_a_lost_tray_takes_its_blocks_and_all_behind_them() -> None:
 
 
 def test_of_a_grant_over_two_trays_the_part_before_the_lost_one_is_published() -> None:
-    pool = directory(2, 6)
-    granted = pool.store(R, A, chain_of((1, 2, 3, 4)), 0, False, 0)
+    pool = directory(2, 2, 1)
+    granted = pool.store(R, A, chain_of((1, 2, 3, 4, 5)), 0, False, 0)
+    assert [tray for tray, _ in granted.slots] == [0, 0, 1, 1, 2]
     pool.segment_lost(1)
     assert pool.commit(granted.grant)
+    assert pool.blocks.num_free == 1
+    pool.check()
     assert pool.take_events() == [Stored(chain_of((1, 2)), 0)] and found(pool, (1, 2, 3, 4)) == 2
+
+
+def test_blocks_that_another_writer_published_first_are_given_back() -> None:
+    pool = directory(2, 10)
+    put(pool, (1, 2))
+    slow = pool.store(R, A, chain_of((1, 2, 3, 4, 5)), 0, False, 0)
+    pool.segment_lost(0)
+    put(pool, (1, 2, 3, 4), rank=B)
+    pool.take_events()
+    assert pool.commit(slow.grant)
+    assert pool.take_events() == [Stored(chain_of((1, 2, 3, 4, 5)), 4)]
+    assert pool.blocks.num_free == 5
+    pool.check()
+
+
+@pytest.mark.parametrize(("window_tray", "lost"), [(1, 0), (2, 2)])
+def test_a_resume_state_is_published_only_if_it_and_all_before_it_are_alive(window_tray: int, lost: int) -> None:
+    pool = Directory(CONFIG, needs_window=True)
+    for number, rank in ((0, None), (1, A), (2, None)):
+        pool.segment_joined(number, 2, int(number == window_tray), rank)
+    granted = pool.store(R, A, chain_of((1, 2, 3)), 0, True, 0)
+    assert granted.slots == ((1, 0), (1, 1), (0, 0)) and granted.window_slot == (window_tray, 0)
+    pool.segment_lost(lost)
+    assert pool.commit(granted.grant)
+    assert found(pool, (1, 2, 3)) == 0
+    assert pool.windows.num_free == pool.windows.total
+    pool.check()
+
+
+def test_a_resume_state_given_twice_is_given_back() -> None:
+    pool = directory(4, needs_window=True)
+    put(pool, (1, 2))
+    first, second = (pool.store(R, rank, chain_of((1, 2)), 0, True, 0) for rank in RANKS)
+    assert pool.commit(first.grant) and not pool.commit(second.grant)
+    assert pool.windows.num_free == 1
+    pool.check()
+
+
+def test_a_late_writers_resume_state_is_out_of_reach() -> None:
+    pool = directory(4, needs_window=True, windows=1)
+    late = pool.store(R, A, chain_of((1,)), 0, True, 0)
+    pool.expire(100)
+    assert pool.store(R, B, chain_of((2,)), 0, True, 100).window_slot is None
+    pool.cancel(late.grant)
+    assert pool.store(R, B, chain_of((3,)), 0, True, 100).window_slot == late.window_slot
+
+
+def test_a_lost_trays_resume_states_are_not_granted() -> None:
+    pool = directory(4, 4, needs_window=True)
+    pool.segment_lost(0)
+    assert pool.windows.total == 2
+    assert put(pool, (1,), with_window=True).window_slot == (1, 0)
 
 
 def test_a_prefix_matches_only_up_to_a_resume_state() -> None:
