@@ -41,13 +41,23 @@ class RackConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rates: RatesConfig = RatesConfig()
     deadlines: Deadlines = Deadlines()
 
+    def __post_init__(self) -> None:
+        promised = self.pool.transfer_deadline_ns
+        if self.topology.pool and self.deadlines.ns("lookup") + self.deadlines.ns("transfer") > promised:
+            raise ConfigError(
+                f"deadlines.lookup + deadlines.transfer must not exceed pool.transfer_deadline_ns ({promised}): a lease of the "
+                "pool that ends first lets slots be reused under a transfer"
+            )
+
     def check_layout(self, layout: KvLayout) -> None:
         """Raise ConfigError if the topology cannot serve a model with this layout."""
         topology = self.topology
         if not layout.has_window:
             return
-        if topology.rank_windows < 2:
-            raise ConfigError("topology.rank_windows must be at least 2: this model keeps resume state per sequence")
+        if topology.rank_windows < 3:
+            raise ConfigError(
+                "topology.rank_windows must be at least 3: a sequence resumes from one state of this model and stores two"
+            )
         if topology.pool and topology.segment_windows < 1:
             raise ConfigError("topology.segment_windows must be at least 1: this model keeps resume state in the pool")
 

@@ -52,6 +52,10 @@ class Moves:
     def __len__(self) -> int:
         return len(self._moves)
 
+    def under_way(self) -> list[tuple[Transfer, Sequence]]:
+        """Each transfer, and the sequence whose blocks it touches."""
+        return [(move.transfer, move.sequence) for move in self._moves.values()]
+
     def start(self, kind: TransferKind, sequence: Sequence, copies: list[Copy], on_end: OnEnd) -> int:
         """Start a transfer that touches the blocks of `sequence`; returns its number."""
         self._numbers += 1

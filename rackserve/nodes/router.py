@@ -289,6 +289,8 @@ class Router:
         self.prefill_load.check()
         self.decode_load.check()
         self.promises.check()
+        if len({request for request, _ in self._placed}) < len(self._placed):
+            raise InvariantError(f"a request has two attempts under way: {sorted(self._placed)}")
         for role, book in (("prefill", self.prefill_load), ("decode", self.decode_load)):
             for rank in self._up[role]:
                 for key in book.attempts(rank):

@@ -210,6 +210,7 @@ class Scheduler:
             return -1
         boundary = end % self._block_tokens == 0 and end >= sequence.num_known // self._block_tokens * self._block_tokens
         if boundary:
+            sequence.boundary = end // self._block_tokens
             return sequence.boundary_slot
         return sequence.end_slot if end == sequence.num_known and not sequence.outputs else -1
 
@@ -267,7 +268,7 @@ class Scheduler:
         return retired
 
     def check(self) -> None:
-        """Raise InvariantError if a count is off (laws I2 and I7)."""
+        """Raise InvariantError if a count is off (laws I2, I4 and I7)."""
         flying: dict[int, int] = {}
         for number, _ in self._in_flight:
             flying[number] = flying.get(number, 0) + 1
@@ -276,3 +277,5 @@ class Scheduler:
                 raise InvariantError(f"sequence {sequence.key}: {sequence.in_flight} steps in flight, holds {sequence.holds}")
             if not 0 <= sequence.computed <= sequence.scheduled:
                 raise InvariantError(f"sequence {sequence.key}: computed {sequence.computed} of {sequence.scheduled} scheduled")
+            if sequence.lease is not None and sequence.lease.committed * self._block_tokens > sequence.computed:
+                raise InvariantError(f"sequence {sequence.key}: {sequence.lease.committed} blocks announced too early (I4)")

@@ -46,6 +46,7 @@ class Sequence:
     in_flight     steps in flight that compute it; `sampling` of them will yield a token not known yet
     max_outputs   output tokens this rank may make (1 on a prefill rank)
     boundary_slot window slot that takes the resume state at the last full block boundary, -1 if the model has none
+    boundary      blocks before the position that the state in `boundary_slot` belongs to (once its step has ended), or -1
     end_slot      window slot that takes the resume state at the end of the prompt, for the decode rank
     window_states (blocks, window slot) of resume states to leave in the prefix cache when the sequence gives its blocks back
     holds         engine steps and transfers that still touch its blocks; they are released only at 0
@@ -69,6 +70,7 @@ class Sequence:
     sent_blocks: int = 0
     restore: int = -1
     boundary_slot: int = -1
+    boundary: int = -1
     end_slot: int = -1
     window_states: list[tuple[int, int]] = field(default_factory=list)
     finish: str | None = None

@@ -3,18 +3,63 @@
 from __future__ import annotations
 
 from rackserve.base.errors import InvariantError
-from rackserve.base.ids import POOL_RANK, Rank
+from rackserve.base.ids import FRONTEND, POOL_RANK, Rank
 from rackserve.base.keys import Chain, count, key_at
+from rackserve.base.messages import AttemptMessage, Message, Placed
+from rackserve.nodes.frontend import Frontend
+from rackserve.sched.sequence import Sequence
 from rackserve.sim.rack import SimRack
 
 
+class FrontendWatch:
+    """Stands before the frontend and checks that a message of an attempt that is over touches nothing (I10)."""
+
+    def __init__(self, frontend: Frontend) -> None:
+        self._frontend = frontend
+
+    def handle(self, message: Message) -> None:
+        key = message.placement.key if isinstance(message, Placed) else None
+        key = message.key if isinstance(message, AttemptMessage) else key
+        before = self._frontend.delivered()
+        self._frontend.handle(message)
+        if key is not None and before.get(key[0], (0, 0))[0] != key[1] and self._frontend.delivered() != before:
+            raise InvariantError(f"{type(message).__name__} of attempt {key}, which is over, was not ignored (I10)")
+
+
+def watch(rack: SimRack) -> None:
+    """Check every message to the frontend from now on (I10)."""
+    rack.host.nodes[FRONTEND] = FrontendWatch(rack.frontend)
+
+
 def check_always(rack: SimRack) -> None:
-    """Laws that hold after every event: conservation, bookings, budgets, steps (I2, I6, I7, I8)."""
+    """Laws that hold after every event: conservation, bookings, budgets, steps, transfers (I2, I4, I6, I7, I8)."""
     rack.router.check()
     if rack.pool is not None:
         rack.pool.check()
     for node in rack.workers().values():
         node.check()
+    check_transfers(rack)
+
+
+def check_transfers(rack: SimRack) -> None:
+    """Blocks that a transfer reads or writes belong to its attempt, on both sides, until it has ended (I2)."""
+    workers = rack.workers()
+    for name, node in workers.items():
+        for transfer, sequence in node.worker.moves.under_way():
+            for copy in transfer.copies:
+                if copy.group != "full" or not rack.regions.alive(copy):
+                    continue
+                ours = copy.target_slots if transfer.kind == "fetch" else copy.source_slots
+                _require_held(sequence, ours, f"{transfer.kind} {transfer.number} on {name}")
+                peer = workers.get(sequence.placement.decode.worker)
+                if transfer.kind == "push" and peer is not None:
+                    there = peer.worker.sequences.get(sequence.key)
+                    _require_held(there, copy.target_slots, f"push {transfer.number} from {name}")
+
+
+def _require_held(sequence: Sequence | None, slots: tuple[int, ...], what: str) -> None:
+    if sequence is None or sequence.lease is None or not set(slots) <= set(sequence.lease.blocks):
+        raise InvariantError(f"{what} touches blocks that its attempt does not hold (I2)")
 
 
 def check_at_rest(rack: SimRack) -> None:

@@ -30,7 +30,7 @@ from rackserve.pool.directory import PoolConfig
 from rackserve.route.placement import POLICIES, RouterConfig
 from rackserve.sched.queue import ORDERS
 from rackserve.sched.scheduler import SchedulerConfig
-from rackserve.sim.checks import check_always, check_at_rest
+from rackserve.sim.checks import check_always, check_at_rest, watch
 from rackserve.sim.faults import FaultPlan, inject
 from rackserve.sim.rack import SimRack
 from rackserve.sim.store import LinkCost
@@ -287,6 +287,7 @@ def run_seed(seed: int, *, checked: bool = True, mutate: Callable[[SimRack], Non
             mutate(rack)
         inject(rack, run.plan, seed)
         if checked:
+            watch(rack)
             rack.host.after_event = lambda: check_always(rack)
         rack.host.run(max_events=400_000)
         if not rack.host.is_idle:
