@@ -141,6 +141,10 @@ class AttemptFinished(AttemptMessage, frozen=True):
     rank: Rank
 
 
+PREEMPTED = "preempted"
+"""Reason of an attempt that gave its blocks to an older one: no failure, it is placed again as often as it takes."""
+
+
 class AttemptFailed(AttemptMessage, frozen=True):
     """prefill or decode -> router: this rank gave the attempt up and holds nothing for it."""
 

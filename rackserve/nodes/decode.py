@@ -98,11 +98,18 @@ class DecodeNode:
             self._reserved(sequence, dp_rank)
 
     def _admit(self, sequence: Sequence, dp_rank: int) -> bool:
-        """Blocks for the prompt and the first token. Blocks of the prompt that this rank has need not be pushed."""
+        """Blocks for the prompt and the first token. Blocks of the prompt that this rank has need not be pushed.
+
+        Each sequence that is here must find one more block to grow into, or the newcomer would soon be preempted for it.
+        """
         block_tokens = self.worker.layout.block_tokens
         num_tokens = sequence.request.num_tokens
-        matched = self.worker.caches[dp_rank].present(sequence.chain, num_tokens // block_tokens)
-        return self.worker.acquire(sequence, dp_rank, matched, blocks_for(num_tokens + 1, block_tokens))
+        cache = self.worker.caches[dp_rank]
+        matched = cache.present(sequence.chain, num_tokens // block_tokens)
+        needed = blocks_for(num_tokens + 1, block_tokens)
+        if needed - matched + self.worker.num_active(dp_rank) > cache.usable:
+            return False
+        return self.worker.acquire(sequence, dp_rank, matched, needed)
 
     def _reserved(self, sequence: Sequence, dp_rank: int) -> None:
         worker, request = self.worker, sequence.request

@@ -12,6 +12,7 @@ from rackserve.base.errors import ConfigError
 from rackserve.base.events import AttemptRetried, FirstTokenSent, MessageDropped, RequestArrived, RequestEnded
 from rackserve.base.ids import FRONTEND, ROUTER, NodeId
 from rackserve.base.messages import (
+    PREEMPTED,
     AbortAttempt,
     AttemptLost,
     Cancel,
@@ -34,7 +35,10 @@ from rackserve.nodes.ports import Ports
 
 
 class FrontendConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`max_attempts`: how often a request is placed before it fails. `max_requests`: live ones; more are refused at once."""
+    """`max_attempts`: attempts after which a request fails, those that were preempted not counted.
+
+    `max_requests`: live ones; more are refused at once.
+    """
 
     max_attempts: int = 5
     max_requests: int = 10_000
@@ -56,6 +60,7 @@ class _Live:
     max_tokens: int
     heard: Time
     attempt: int = 1
+    failures: int = 0
     emitted: int = 0
     cached_tokens: int = -1
     first_token: Time = -1
@@ -150,8 +155,9 @@ class Frontend:
     def _retry(self, live: _Live, reason: str) -> None:
         """Place what is left of the request as the next attempt; delivered tokens become part of its prompt."""
         self._ports.recorder.record(AttemptRetried(live.request.id, live.attempt, reason))
-        if live.attempt >= self._config.max_attempts:
-            self._end(live, "aborted", error="unavailable", detail=f"gave up after {live.attempt} attempts: {reason}")
+        live.failures += reason != PREEMPTED
+        if live.failures >= self._config.max_attempts:
+            self._end(live, "aborted", error="unavailable", detail=f"gave up after {live.failures} failures: {reason}")
             return
         self._alarms.clear(live.request.id, live.attempt)
         live.attempt += 1

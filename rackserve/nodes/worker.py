@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Protocol
 
 from rackserve.base.errors import InvariantError
-from rackserve.base.events import BlocksEvicted, MessageDropped, QueueChanged, StepDone
+from rackserve.base.events import BlocksEvicted, MessageDropped, Preempted, QueueChanged, StepDone
 from rackserve.base.ids import POOL, Attempt, NodeId, Rank
 from rackserve.base.keys import count
 from rackserve.base.kv_layout import KvLayout
 from rackserve.base.messages import (
+    PREEMPTED,
     EngineFailed,
     Message,
     PoolCancel,
@@ -127,10 +128,13 @@ class Worker:
             sequence.boundary_slot, sequence.end_slot = (slot for slot in slots if slot is not None)
         return True
 
+    def num_active(self, dp_rank: int) -> int:
+        """Sequences that hold blocks on a rank and have not ended."""
+        return sum(s.lease is not None and not s.ended and self.dp_rank(s) == dp_rank for s in self.sequences.values())
+
     def has_place(self, dp_rank: int) -> bool:
         """Whether one more sequence may hold blocks on a rank."""
-        active = sum(s.lease is not None and not s.ended and self.dp_rank(s) == dp_rank for s in self.sequences.values())
-        return active < self.config.max_sequences
+        return self.num_active(dp_rank) < self.config.max_sequences
 
     def forget(self, sequence: Sequence) -> None:
         """Give back what an ended sequence holds, as soon as no step or transfer touches it any more."""
@@ -178,7 +182,8 @@ class Worker:
         while True:
             planned = self.group.plan()
             for sequence in planned.preempted:
-                self._owner.on_given_up(sequence, "preempted")
+                self.ports.recorder.record(Preempted(*sequence.key, self.ranks[self.dp_rank(sequence)]))
+                self._owner.on_given_up(sequence, PREEMPTED)
                 self.forget(sequence)
             if planned.step is None:
                 break
