@@ -52,6 +52,10 @@ def _add_demo(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--seed", type=int, action="append", help="run this seed; may be given several times (default 42)")
     command.add_argument("--live-only", action="store_true", help="leave out the simulation")
+    command.add_argument(
+        "--serial", action="store_true", help="arm b only, one request at a time; live and simulated must agree"
+    )
+    command.add_argument("--verify", action="store_true", help="compare every answer with a cold run of one rank (minutes)")
     command.add_argument("--concurrency", type=int, default=0, help="live session trees (default: the demo's own)")
     _add_settings(command)
 

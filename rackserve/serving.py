@@ -23,8 +23,10 @@ from rackserve.base.kv_layout import KvLayout
 from rackserve.config import Settings
 from rackserve.live.rack import LiveRack
 from rackserve.live.recorder import Recorded, Sink
+from rackserve.ports import Transport
 from rackserve.text.chat import ChatTemplate
 from rackserve.text.tokenizer import Tokenizer
+from rackserve.verify import Transcript
 
 API: NodeId = "api"
 
@@ -84,8 +86,13 @@ def describe_model(settings: Settings, layout: KvLayout) -> Served:
 
 
 @contextlib.asynccontextmanager
-async def open_server(settings: Settings, sinks: Sequence[Sink] = ()) -> AsyncIterator[OpenServer]:
-    """A rack and its front end, ready to answer; both are gone when the block is left, however it is left."""
+async def open_server(
+    settings: Settings, sinks: Sequence[Sink] = (), transcript: Transcript | None = None
+) -> AsyncIterator[OpenServer]:
+    """A rack and its front end, ready to answer; both are gone when the block is left, however it is left.
+
+    `sinks` get every recorded event, `transcript` every request and its output tokens.
+    """
     listener = listen(settings.server.host, settings.server.port)
     try:
         ranks = settings.topology.ranks("prefill") + settings.topology.ranks("decode")
@@ -96,8 +103,11 @@ async def open_server(settings: Settings, sinks: Sequence[Sink] = ()) -> AsyncIt
 
         async with LiveRack(settings.rack, settings.runner, sinks=[count, *sinks], supervisor=settings.supervisor) as rack:
             served = await asyncio.to_thread(describe_model, settings, rack.layout)
-            gateway = Gateway(rack.transport_for(API), node=API, wait_s=settings.deadlines.request)
-            rack.add_node(API, gateway)
+            transport: Transport = rack.transport_for(API)
+            if transcript is not None:
+                transport = transcript.around_transport(transport)
+            gateway = Gateway(transport, node=API, wait_s=settings.deadlines.request)
+            rack.add_node(API, gateway if transcript is None else transcript.around_node(gateway))
             state = ServerState(ready=True, detail=lambda: {"ranks": [msgspec.to_builtins(status) for status in rack.status()]})
             factory = RequestFactory(
                 served.tokenizer,

@@ -1,0 +1,244 @@
+"""What each command of the command line does."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+import sys
+from pathlib import Path
+
+import httpx
+import msgspec
+
+from rackserve.base.costs import StepCost
+from rackserve.base.errors import ConfigError, FileFormatError, InvariantError, RackserveError
+from rackserve.base.keys import CacheNamespace
+from rackserve.bench.demo import demo_sessions
+from rackserve.bench.metrics import result_json
+from rackserve.bench.records import Recording, write_recording
+from rackserve.bench.scale import ScaledTrace, scale_sessions
+from rackserve.bench.trace import read_sessions
+from rackserve.config import Settings, load_settings
+from rackserve.live.runner import layout_of
+from rackserve.replay import ASSUMED_COSTS, ReplaySpec, arm_of, replay_live, replay_simulated, show_progress
+from rackserve.report.compare import Arm, print_comparison
+from rackserve.report.html import write_report
+from rackserve.sim.store import LinkCost
+
+
+def print_settings(settings: Settings) -> None:
+    """The resolved settings and seed, before anything else happens."""
+    print("settings (change any with --set or --config):")
+    for line in settings.as_text().splitlines():
+        print(f"  {line}")
+    sys.stdout.flush()
+
+
+# ---------------------------------------------------------------- serve
+
+
+def serve(options: argparse.Namespace) -> int:
+    overrides = list(options.overrides)
+    for key, value in (("runner.model", options.model), ("server.host", options.host), ("server.port", options.port)):
+        if value is not None:
+            overrides.append(f"{key}={value}")
+    settings = load_settings(options.config, overrides)
+    print_settings(settings)
+    return asyncio.run(_serve(settings, options.events))
+
+
+async def _serve(settings: Settings, events: str | None) -> int:
+    from rackserve.live.recorder import JsonlFile
+    from rackserve.serving import open_server
+
+    sinks = [JsonlFile(_writable(events))] if events else []
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    try:
+        async with open_server(settings, sinks) as server:
+            print(f"serving {server.served.names[0]} on {server.url} (Ctrl-C to stop)", flush=True)
+            await stop.wait()
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)
+            print(f"stopping: open answers get {settings.server.grace:g} s", flush=True)
+    finally:
+        for sink in sinks:
+            sink.close()
+    return 0
+
+
+def _writable(path: str) -> Path:
+    target = Path(path)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.touch()
+    except OSError as error:
+        raise FileFormatError(f"{path}: cannot be written ({error.strerror}); choose another file or folder") from error
+    return target
+
+
+# ---------------------------------------------------------------- demo
+
+
+def demo(options: argparse.Namespace) -> int:
+    from rackserve.demo import run_demo
+
+    return run_demo(options)
+
+
+# ---------------------------------------------------------------- bench and simulate
+
+
+def read_trace(options: argparse.Namespace) -> ScaledTrace:
+    """The sessions named on the command line, scaled."""
+    sessions = tuple(read_sessions(options.trace, options.limit or None)) if options.trace else demo_sessions()
+    trace = scale_sessions(
+        sessions[: options.limit or None],
+        scale=options.scale,
+        time_scale=options.time_scale,
+        max_context=options.max_context,
+        max_turns=options.max_turns,
+    )
+    if not trace.sessions:
+        raise FileFormatError(f"{options.trace}: no session is left to replay; raise --max-context or --scale")
+    return trace
+
+
+def _spec(options: argparse.Namespace, label: str, seed: int) -> ReplaySpec:
+    trace = read_trace(options)
+    print(f"trace: {trace.describe()}")
+    return ReplaySpec(label, trace, options.concurrency, options.time_scale, seed, options.serial)
+
+
+def bench(options: argparse.Namespace) -> int:
+    spec = _spec(options, "bench", options.seed)
+    return asyncio.run(_bench(options, spec))
+
+
+async def _bench(options: argparse.Namespace, spec: ReplaySpec) -> int:
+    model = options.model or await _first_model(options.url, options.api_key)
+    count = 0
+
+    def progressed(sent: int) -> None:
+        nonlocal count
+        count = sent
+
+    total = sum(session.num_requests for session in spec.trace.sessions)
+    bar = asyncio.create_task(show_progress(total, "requests sent", lambda: count))
+    try:
+        recording = await replay_live(
+            spec,
+            options.url,
+            model,
+            CacheNamespace(model, "", 16, ""),
+            options.gpus,
+            endpoint=options.endpoint,
+            api_key=options.api_key,
+            run_deadline_s=options.deadline,
+            on_progress=progressed,
+        )
+    finally:
+        bar.cancel()
+        await asyncio.gather(bar, return_exceptions=True)
+    return _conclude(options, recording, {})
+
+
+async def _first_model(url: str, api_key: str) -> str:
+    root = url.rstrip("/").removesuffix("/v1")
+    headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+    try:
+        async with httpx.AsyncClient(trust_env=False, timeout=10.0) as client:
+            answer = await client.get(f"{root}/v1/models", headers=headers)
+            answer.raise_for_status()
+            return str(answer.json()["data"][0]["id"])
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise ConfigError(f"--url {url}: {error or type(error).__name__}; is the server running?") from error
+    except (ValueError, LookupError, TypeError) as error:
+        raise ConfigError(f"--url {url}: /v1/models does not answer like an OpenAI server; name one with --model") from error
+
+
+def simulate(options: argparse.Namespace) -> int:
+    settings = load_settings(options.config, options.overrides)
+    print_settings(settings)
+    costs = read_costs(options.costs) if options.costs else ASSUMED_COSTS
+    if not options.costs:
+        print("step costs: assumed round numbers of a small CPU engine, not calibrated (see --costs)")
+    spec = _spec(options, "rack", settings.seed)
+    recording = replay_simulated(spec, settings.rack, layout_of(settings.runner), costs, link_of(settings))
+    return _conclude(options, recording, costs)
+
+
+def link_of(settings: Settings) -> LinkCost:
+    """What a transfer costs in simulation: the rates the rack itself plans with."""
+    return LinkCost(round(settings.rates.fetch_latency_s * 1e9), settings.rates.fetch_bytes_per_s)
+
+
+def read_costs(path: str) -> dict[str, StepCost]:
+    """Step costs by role from a costs.json."""
+    try:
+        return msgspec.json.decode(Path(path).read_bytes(), type=dict[str, StepCost])
+    except OSError as error:
+        raise FileFormatError(f"{path}: cannot be read ({error.strerror})") from error
+    except msgspec.MsgspecError as error:
+        raise FileFormatError(f"{path}: not a costs file ({error}); a demo writes one as costs.json") from error
+
+
+def _conclude(options: argparse.Namespace, recording: Recording, costs: dict[str, StepCost]) -> int:
+    arm = arm_of(recording)
+    print_comparison([arm])
+    if options.out:
+        write_run(Path(options.out), [arm], [recording], costs, options.command)
+        print(f"report: {Path(options.out) / 'report.html'}")
+    return arm.summary.exit_code
+
+
+def write_run(folder: Path, arms: list[Arm], recordings: list[Recording], costs: dict[str, StepCost], title: str) -> None:
+    """Recordings as JSON lines, summaries and costs as JSON, and one report, into `folder`."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for arm, recording in zip(arms, recordings, strict=True):
+            name = arm.name.replace(" ", "-")
+            write_recording(folder / f"{name}.jsonl", recording)
+            (folder / f"{name}.summary.json").write_bytes(result_json(arm.summary))
+        if costs:
+            (folder / "costs.json").write_bytes(msgspec.json.format(msgspec.json.encode(costs), indent=2))
+        write_report(folder / "report.html", arms, title=f"rackserve {title}", costs=costs)
+    except OSError as error:
+        raise FileFormatError(f"{folder}: cannot be written ({error.strerror}); choose another with --out") from error
+
+
+# ---------------------------------------------------------------- swarm
+
+
+def swarm(options: argparse.Namespace) -> int:
+    from rackserve.sim.swarm import describe, draw, run_seed
+
+    if options.seed is not None:
+        print(describe(draw(options.seed)))
+        result = run_seed(options.seed)
+        print(msgspec.json.format(msgspec.json.encode(result)).decode())
+        return 0
+    if options.seeds < 1:
+        raise ConfigError(f"--seeds must be at least 1, got {options.seeds}")
+    totals = {"finished": 0, "failed": 0, "cancelled": 0, "retried": 0, "events": 0}
+    broken: list[RackserveError] = []
+    for seed in range(options.seeds):
+        try:
+            result = run_seed(seed)
+        except InvariantError as error:
+            broken.append(error)
+            print(error, file=sys.stderr, flush=True)
+            continue
+        totals["finished"] += result.finished
+        totals["failed"] += result.failed
+        totals["cancelled"] += result.cancelled
+        totals["retried"] += result.retried
+        totals["events"] += result.num_events
+        if (seed + 1) % 25 == 0:
+            print(f"{seed + 1} of {options.seeds} seeds, {len(broken)} broken", flush=True)
+    what = ", ".join(f"{value} {name}" for name, value in totals.items())
+    print(f"{options.seeds - len(broken)} of {options.seeds} seeds hold all laws; requests: {what}")
+    return InvariantError.exit_code if broken else 0

@@ -1,0 +1,195 @@
+"""The demo: the same sessions on two set-ups of one small rack, live on this machine and in simulation, side by side."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+from pathlib import Path
+
+import msgspec
+
+from rackserve.base.costs import StepCost
+from rackserve.base.errors import RackserveError
+from rackserve.base.kv_layout import KvLayout
+from rackserve.base.topology import Topology
+from rackserve.bench.calibrate import calibrate
+from rackserve.bench.demo import demo_trace
+from rackserve.bench.records import RecordedEvent, Recording
+from rackserve.commands import link_of, print_settings, write_run
+from rackserve.config import ServerConfig, Settings, load_settings
+from rackserve.live.recorder import Recorded
+from rackserve.live.runner import RunnerSpec, open_runner
+from rackserve.replay import (
+    ReplaySpec,
+    arm_of,
+    exact_differences,
+    num_gpus,
+    replay_live,
+    replay_simulated,
+    show_progress,
+    within,
+)
+from rackserve.report.compare import print_comparison
+from rackserve.sched.scheduler import SchedulerConfig
+from rackserve.verify import TIE, Transcript, compare_with_cold
+
+TIME_SCALE = 100.0
+CONCURRENCY = 6
+"""Live session trees. With a mean context of some 600 tokens they need about 3,600 tokens of KV, which is what the two prefill
+ranks hold together: the knee, where pinning sessions to ranks begins to cost hits."""
+
+DEMO_SETTINGS = Settings(
+    topology=Topology(prefill_workers=2, decode_workers=1, prefill_blocks=112, decode_blocks=384, segment_blocks=256),
+    scheduler=SchedulerConfig(max_batched_tokens=256, max_sequences=16, max_steps_in_flight=1),
+    runner=RunnerSpec(kind="llama", model="embedded", block_tokens=16),
+    server=ServerConfig(port=0),
+)
+
+ARMS = {
+    "a: per-rank caches, session affinity": {"topology.pool": False, "router.policy": "session_affinity"},
+    "b: KV pool, least uncached work": {"topology.pool": True, "router.policy": "least_uncached_work"},
+}
+
+
+def run_demo(options: argparse.Namespace) -> int:
+    """Run the arms for each seed; see `rackserve demo --help`."""
+    base = load_settings(options.config, options.overrides, DEMO_SETTINGS)
+    seeds = options.seed or [base.seed]
+    trace = demo_trace(time_scale=TIME_SCALE)
+    print_settings(base)
+    print(f"seeds: {', '.join(map(str, seeds))}; trace: {trace.describe()}; arms: {'; '.join(ARMS)}", flush=True)
+    code = 0
+    for seed in seeds:
+        folder = Path(options.out) / f"seed-{seed}" if len(seeds) > 1 else Path(options.out)
+        code = max(code, _Demo(options, base, seed, folder).run())
+    return code
+
+
+class _Demo:
+    """One seed."""
+
+    def __init__(self, options: argparse.Namespace, base: Settings, seed: int, folder: Path) -> None:
+        self._options = options
+        self._seed = seed
+        self._folder = folder
+        self._base = base
+        self._arms = dict(list(ARMS.items())[1:]) if options.serial else ARMS
+        self._layout: KvLayout | None = None
+
+    def run(self) -> int:
+        live, transcripts = asyncio.run(self._live())
+        recordings = list(live)
+        costs: dict[str, StepCost] = calibrate(event for recording in live for event in recording.events)
+        if not self._options.live_only and self._layout is not None:
+            for name in self._arms:
+                spec, settings = self._spec(name), self._settings(name)
+                recordings.append(replay_simulated(spec, settings.rack, self._layout, costs, link_of(settings)))
+        arms = [arm_of(recording) for recording in recordings]
+        write_run(self._folder, arms, recordings, costs, "demo")
+        print_comparison(arms)
+        code = max(arm.summary.exit_code for arm in arms)
+        if self._options.serial and not self._options.live_only:
+            code = max(code, self._report_exactness(recordings))
+        if self._options.verify:
+            code = max(code, self._verify(transcripts))
+        print(f"report: {self._folder / 'report.html'}")
+        return code
+
+    def _settings(self, name: str) -> Settings:
+        changes = [f"{key}={msgspec.json.encode(value).decode()}" for key, value in self._arms[name].items()]
+        return load_settings(None, changes, self._base)
+
+    def _spec(self, name: str) -> ReplaySpec:
+        settings = self._settings(name)
+        topology = settings.topology
+        config = {
+            "router.policy": settings.router.policy,
+            "topology": f"{topology.prefill_workers} prefill + {topology.decode_workers} decode ranks",
+            "blocks per prefill rank": str(topology.prefill_blocks),
+            "pool blocks": str(topology.segment_blocks * topology.num_segments),
+            "step-time model": "fitted to the live steps of this run",
+        }
+        concurrency = self._options.concurrency or CONCURRENCY
+        return ReplaySpec(
+            name[:1], demo_trace(time_scale=TIME_SCALE), concurrency, TIME_SCALE, self._seed, self._options.serial, config
+        )
+
+    async def _live(self) -> tuple[list[Recording], list[Transcript]]:
+        """Replay every arm live, one after the other; Ctrl-C and SIGTERM leave nothing running."""
+        task = asyncio.current_task()
+        if task is not None:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        recordings, transcripts = [], []
+        for name in self._arms:
+            transcript = Transcript()
+            recordings.append(await self._live_arm(name, transcript))
+            transcripts.append(transcript)
+        return recordings, transcripts
+
+    async def _live_arm(self, name: str, transcript: Transcript) -> Recording:
+        from rackserve.serving import open_server
+
+        settings, spec = self._settings(name), self._spec(name)
+        events: list[RecordedEvent] = []
+        sent = 0
+
+        def keep(recorded: Recorded) -> None:
+            events.append(RecordedEvent(recorded.t, recorded.node, recorded.event))
+
+        def progressed(count: int) -> None:
+            nonlocal sent
+            sent = count
+
+        print(f"live {name}: starting ranks", flush=True)
+        async with open_server(settings, [keep], transcript) as server:
+            self._layout = server.rack.layout
+            total = sum(session.num_requests for session in spec.trace.sessions)
+            bar = asyncio.create_task(show_progress(total, f"live {name[:1]}", lambda: sent))
+            try:
+                recording = await replay_live(
+                    spec,
+                    server.url,
+                    server.served.names[0],
+                    server.served.namespace,
+                    num_gpus(settings.rack),
+                    on_progress=progressed,
+                )
+            finally:
+                bar.cancel()
+                await asyncio.gather(bar, return_exceptions=True)
+            await asyncio.sleep(0.3)  # the ranks' last events are on their way
+        return msgspec.structs.replace(recording, events=within(events, recording.run))
+
+    def _report_exactness(self, recordings: list[Recording]) -> int:
+        half = len(recordings) // 2
+        code = 0
+        for live, simulated in zip(recordings[:half], recordings[half:], strict=True):
+            differences = exact_differences(live.requests, simulated.requests)
+            for line in differences:
+                print(line)
+            same = f"{len(live.requests) - len(differences)} of {len(live.requests)}"
+            print(f"arm {live.run.label}, one request at a time: {same} requests have the same cached and uncached tokens live "
+                  "and simulated")  # fmt: skip
+            code = max(code, 1 if differences else 0)
+        return code
+
+    def _verify(self, transcripts: list[Transcript]) -> int:
+        """Every answer of every arm against a cold run of one rank (law I13)."""
+        spec = self._base.runner
+        if self._layout is None:
+            raise RackserveError("nothing was served")
+        answers = [answer for transcript in transcripts for answer in transcript.answers.values()]
+        room = max(len(answer.request.tokens) // 4 + len(answer.tokens) for answer in answers)
+        num_blocks = -(-room // spec.block_tokens)
+        runner = open_runner(spec, memoryview(bytearray(num_blocks * self._layout.block_bytes)), num_blocks)
+        different = compare_with_cold(answers, runner, spec.block_tokens)
+        allowed = TIE if spec.dtype == "bf16" else 0.0
+        wrong = [difference for difference in different if difference.gap > allowed]
+        incomplete = sum(not answer.complete for answer in answers)
+        for difference in different:
+            print(f"{'tie' if difference not in wrong else 'WRONG'}: {difference}")
+        ties = len(different) - len(wrong)
+        print(f"{len(answers)} answers compared with a cold rank: {len(answers) - len(different)} equal, {ties} differ at a tie, "
+              f"{len(wrong)} wrong, {incomplete} incomplete")  # fmt: skip
+        return 1 if wrong or incomplete else 0
