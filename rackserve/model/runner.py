@@ -1,0 +1,131 @@
+"""One rank's engine: turns a `Step` into a `StepResult` on the CPU, all items in one pass over the weights."""
+
+from __future__ import annotations
+
+import array
+import mmap
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from rackserve.base.errors import InvariantError
+from rackserve.base.kv_layout import KvLayout
+from rackserve.base.step import ItemResult, Step, StepItem, StepResult
+from rackserve.model.attention import Span
+from rackserve.model.config import LlamaConfig
+from rackserve.model.files import ModelFiles
+from rackserve.model.kv_arena import KvArena, KvDtype, kv_layout
+from rackserve.model.llama import Llama, LlamaWeights, load_weights
+from rackserve.model.sampler import sample, token_logprobs
+
+
+@dataclass(slots=True)
+class EngineSequence:
+    """What the engine remembers of a sequence between steps: its block table and the token it sampled last (-1: none)."""
+
+    blocks: list[int] = field(default_factory=list)
+    last_token: int = -1
+
+
+class LlamaRunner:
+    """Runs steps over KV that lies in `arena` alone, whoever wrote it there: this process, a fetch or a push.
+
+    arena    writable memory of at least `num_blocks` blocks of `layout_of(...)`, kept mapped while the runner lives
+    dtype    how KV is stored; computing is float32 either way
+    weights  those of another runner in this process, to hold them once
+
+    A token depends on its sequence alone: not on chunks, batch, cached prefix or neighbours. That needs torch to run on one
+    thread, which is set here for the process. The runner drafts nothing: an item that samples returns one token whatever its
+    `num_draft`. The model has no window state: `restore` and `snapshot` must be -1.
+
+    FileFormatError if weights are missing or misshapen, ConfigError if the arena does not fit.
+    """
+
+    __slots__ = ("_arena", "_config", "_llama", "_sequences", "layout", "weights")
+
+    def __init__(
+        self,
+        files: ModelFiles,
+        arena: memoryview | mmap.mmap,
+        num_blocks: int,
+        block_tokens: int,
+        dtype: KvDtype = "bf16",
+        weights: LlamaWeights | None = None,
+    ) -> None:
+        torch.set_num_threads(1)  # more would split a product differently for each number of rows, and round differently
+        self._config = files.config
+        self.layout = kv_layout(files.config, block_tokens, dtype)
+        self._arena = KvArena(arena, files.config, num_blocks, block_tokens, dtype)
+        self.weights = weights or load_weights(files.path, files.config)
+        self._llama = Llama(self.weights, self._arena)
+        self._sequences: dict[int, EngineSequence] = {}
+
+    @staticmethod
+    def layout_of(config: LlamaConfig, block_tokens: int, dtype: KvDtype = "bf16") -> KvLayout:
+        """The layout a runner would have, without loading weights."""
+        return kv_layout(config, block_tokens, dtype)
+
+    def run(self, step: Step) -> StepResult:
+        """Compute `step`. InvariantError if it names positions, blocks or tokens that cannot be; no state changes then."""
+        for number in step.retired:
+            self._sequences.pop(number, None)
+        # Rows of one token come first, as the attention plan wants them.
+        order = sorted(range(len(step.items)), key=lambda at: step.items[at].num_tokens > 1)
+        items = [step.items[at] for at in order]
+        tokens = [token for item in items for token in self._tokens_of(item)]
+        tables = [self._table_of(item) for item in items]
+        for item, table in zip(items, tables, strict=True):
+            self._sequences.setdefault(item.sequence, EngineSequence()).blocks = table
+        results = self._compute(items, tokens) if items else []
+        placed = dict(zip(order, results, strict=True))
+        return StepResult(step.dp_rank, tuple(placed[at] for at in range(len(items))))
+
+    @torch.inference_mode()
+    def _compute(self, items: Sequence[StepItem], tokens: Sequence[int]) -> list[ItemResult]:
+        spans = [Span(self._sequences[item.sequence].blocks, item.start, item.num_tokens) for item in items]
+        ends = torch.tensor([item.num_tokens for item in items]).cumsum(0) - 1
+        sampled = [at for at, item in enumerate(items) if item.sample]
+        wanted = ends[torch.tensor(sampled, dtype=torch.int64)]
+        logits = self._llama.forward(torch.tensor(tokens, dtype=torch.int64), spans, wanted)
+        rows = dict(zip(sampled, logits, strict=True))
+        return [self._result(item, rows.get(at)) for at, item in enumerate(items)]
+
+    def _result(self, item: StepItem, logits: Tensor | None) -> ItemResult:
+        if logits is None:
+            return ItemResult(item.sequence, ())
+        if not bool(logits.isfinite().all()):
+            raise InvariantError(f"sequence {item.sequence}: logits are not finite; a block was read before its KV was written")
+        token = sample(logits, item.sampling, item.output_index)
+        self._sequences[item.sequence].last_token = token
+        if item.logprobs < 0:
+            return ItemResult(item.sequence, (token,))
+        return ItemResult(item.sequence, (token,), (token_logprobs(logits, token, item.logprobs),))
+
+    def _tokens_of(self, item: StepItem) -> Sequence[int]:
+        """Ids of the item's positions; without any, the token sampled last for its sequence."""
+        known = self._sequences.get(item.sequence)
+        tokens = array.array("i", item.tokens) if item.tokens else array.array("i", [known.last_token if known else -1])
+        if len(tokens) != item.num_tokens:
+            raise InvariantError(f"sequence {item.sequence}: {len(tokens)} tokens given for {item.num_tokens} positions")
+        if min(tokens) < 0 or max(tokens) >= self._config.vocab_size:
+            source = "its tokens lie outside the vocabulary" if item.tokens else "no token was sampled to continue from"
+            raise InvariantError(f"sequence {item.sequence}: {source}")
+        return tokens
+
+    def _table_of(self, item: StepItem) -> list[int]:
+        """The sequence's block table with the item's new blocks."""
+        known = self._sequences.get(item.sequence)
+        table = [*(known.blocks if known else ()), *item.new_blocks]
+        end = item.start + item.num_tokens
+        if item.restore != -1 or item.snapshot != -1:
+            raise InvariantError(f"sequence {item.sequence}: window slots named, but the model has no window state")
+        if item.start < 0 or end > min(len(table) * self._arena.block_tokens, self._config.max_positions):
+            room = f"{len(table)} blocks of {self._arena.block_tokens} and the model's {self._config.max_positions} positions"
+            raise InvariantError(f"sequence {item.sequence}: positions [{item.start}, {end}) do not fit {room}")
+        if any(not 0 <= block < self._arena.num_blocks for block in item.new_blocks):
+            raise InvariantError(
+                f"sequence {item.sequence}: block ids {item.new_blocks} exceed {self._arena.num_blocks} blocks"
+            )
+        return table
