@@ -17,7 +17,6 @@ from rackserve.base.events import (
     PrefillAdmitted,
     QueueChanged,
     RankChanged,
-    RankIdled,
     RequestArrived,
     RequestEnded,
     StepDone,
@@ -56,7 +55,6 @@ class Metrics:
             FirstTokenSent: lambda event: self._ttft.observe(to_seconds(event.ttft_ns)),
             RequestEnded: self._on_ended,
             StepDone: self._on_step,
-            RankIdled: self._on_idled,
             QueueChanged: self._on_queue,
             TransferDone: self._on_transfer,
             BlocksEvicted: lambda event: self._evicted.labels(str(event.holder)).inc(event.num_blocks),
@@ -104,7 +102,6 @@ class Metrics:
             "step_duration", "Engine time of a step (its count is the number of steps)", _STEP_S, "rank"
         )
         self._new_tokens = self._counter("step_tokens", "Positions computed", "rank")
-        self._lockstep = self._counter("lockstep_idle_seconds", "A group idle while another of its role had requests queued")
         self._preempted = self._counter("preemptions", "Sequences that gave way to others", "rank")
         for metric in (self._running, self._queued, self._up, self._restarts, self._steps, self._new_tokens, self._preempted):
             _start(metric, self._ranks)
@@ -141,9 +138,6 @@ class Metrics:
     def _on_step(self, event: StepDone) -> None:
         self._steps.labels(str(event.rank)).observe(to_seconds(event.duration_ns))
         self._new_tokens.labels(str(event.rank)).inc(event.new_tokens)
-
-    def _on_idled(self, event: RankIdled) -> None:
-        self._lockstep.inc(to_seconds(event.others_queued_ns))
 
     def _on_queue(self, event: QueueChanged) -> None:
         self._running.labels(str(event.rank)).set(event.running)

@@ -75,7 +75,6 @@ class StepDone(Event, frozen=True):
     attended         sum over all computed positions of the positions each attends to
     num_sequences    items in the step; `num_sampled` of them drew output
     duration_ns      engine time of the whole group step (it ends with the slowest rank)
-    waited_ns        time between the previous step's end on this rank and this step's start while work was ready
     """
 
     rank: Rank
@@ -87,14 +86,6 @@ class StepDone(Event, frozen=True):
     num_sampled: int
     duration_ns: Time
     dummy: bool = False
-
-
-class RankIdled(Event, frozen=True):
-    """A group ran no step for `duration_ns`; `others_queued_ns` of it while another rank of its role had requests queued."""
-
-    worker: str
-    duration_ns: Time
-    others_queued_ns: Time = 0
 
 
 class QueueChanged(Event, frozen=True):
@@ -146,7 +137,7 @@ class RankChanged(Event, frozen=True):
 
 
 AnyEvent = (
-    RequestArrived | RequestPlaced | PrefillAdmitted | FirstTokenSent | RequestEnded | StepDone | RankIdled | QueueChanged
+    RequestArrived | RequestPlaced | PrefillAdmitted | FirstTokenSent | RequestEnded | StepDone | QueueChanged
     | TransferDone | BlocksEvicted | Preempted | AttemptRetried | MessageDropped | RankChanged
 )  # fmt: skip
 """The closed set of events, for typed decoding of recordings."""

@@ -9,6 +9,7 @@ import msgspec
 
 from rackserve.base import events as ev
 from rackserve.base.units import Time
+from rackserve.bench.idle import idle_while_others_queue
 from rackserve.bench.records import RecordedEvent
 
 
@@ -64,7 +65,7 @@ def summarize_rack(recorded: Iterable[RecordedEvent], duration_ns: Time) -> Rack
     work: dict[str, _Work] = {}
     counts: Counter[str] = Counter()
     transfers: Counter[str] = Counter()
-    others_queued_ns = 0
+    recorded = tuple(recorded)
     for item in recorded:
         event = item.event
         if isinstance(event, ev.PrefillAdmitted):
@@ -77,8 +78,6 @@ def summarize_rack(recorded: Iterable[RecordedEvent], duration_ns: Time) -> Rack
             rank = work.setdefault(str(event.rank), _Work())
             rank.steps += 1
             rank.busy_ns += event.duration_ns
-        elif isinstance(event, ev.RankIdled) and role_of(event.worker) == "prefill":
-            others_queued_ns += event.others_queued_ns
         elif isinstance(event, ev.TransferDone):
             transfers[f"{event.kind} {event.outcome}"] += 1
         elif isinstance(event, ev.BlocksEvicted):
@@ -91,11 +90,12 @@ def summarize_rack(recorded: Iterable[RecordedEvent], duration_ns: Time) -> Rack
     )
     prefill = [rank for rank in ranks if role_of(rank.rank.split(".")[0]) == "prefill"]
     mean = sum(rank.uncached_tokens for rank in prefill) / len(prefill) if prefill else 0.0
-    groups = len({rank.rank.split(".")[0] for rank in prefill})
+    groups = {rank.rank.split(".")[0] for rank in prefill}
+    idle_ns = sum(idle_while_others_queue(recorded, groups).values())
     return RackSummary(
         ranks=ranks,
         balance=max(rank.uncached_tokens for rank in prefill) / mean if mean else None,
-        lockstep_idle_share=others_queued_ns / (duration_ns * groups) if groups and duration_ns > 0 else None,
+        lockstep_idle_share=idle_ns / (duration_ns * len(groups)) if groups and duration_ns > 0 else None,
         local_tokens=sum(rank.local_tokens for rank in ranks),
         fetched_tokens=sum(rank.fetched_tokens for rank in ranks),
         uncached_tokens=sum(rank.uncached_tokens for rank in ranks),

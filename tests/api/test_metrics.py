@@ -30,7 +30,6 @@ CONTRACT = {
     "rackserve_rank_restarts": ("counter", ("rank",)),
     "rackserve_step_duration_seconds": ("histogram", ("rank",)),
     "rackserve_step_tokens": ("counter", ("rank",)),
-    "rackserve_lockstep_idle_seconds": ("counter", ()),
     "rackserve_preemptions": ("counter", ("rank",)),
     "rackserve_blocks_evicted": ("counter", ("holder",)),
     "rackserve_transfers": ("counter", ("kind", "outcome")),
@@ -76,7 +75,6 @@ def drive(metrics: Metrics) -> None:
         events.RequestEnded("b", "aborted", "cancelled", 1, 30, 0, 2, 10, 20),
         events.RequestEnded("c", "refused", "overloaded", 1, 500, 0, 0, -1, 5),
         events.StepDone(RANK, 1, 40, 60, 3200, 1, 1, 3_000_000, 0),
-        events.RankIdled("prefill0", 10, 2_000_000_000),
         events.QueueChanged(RANK, 3, 2),
         events.TransferDone("fetch", RANK, 5, 5000, 10),
         events.TransferDone("push", RANK, 5, 7000, 10, "cancelled"),
@@ -107,7 +105,6 @@ def test_a_known_workload_gives_the_numbers_counted_by_hand() -> None:
     assert value(metrics, "rackserve_transfer_bytes_total", kind="push") == 0
     assert value(metrics, "rackserve_transfers_total", kind="push", outcome="cancelled") == 1
     assert value(metrics, "rackserve_blocks_evicted_total", holder="pool.0") == 4
-    assert value(metrics, "rackserve_lockstep_idle_seconds_total") == 2
 
 
 def test_a_rank_that_comes_back_is_a_restart_and_a_dead_one_runs_nothing() -> None:

@@ -18,9 +18,8 @@ def test_balance_idle_time_and_sources_come_from_the_events() -> None:
         ev.StepDone(P0, 0, 30, 0, 0, 1, 1, 500),
         ev.StepDone(P0, 1, 0, 0, 0, 0, 0, 500, dummy=True),
         ev.StepDone(D0, 0, 1, 0, 0, 1, 1, 70),
-        ev.RankIdled("prefill0", 300, 100),
-        ev.RankIdled("prefill1", 300, 60),
-        ev.RankIdled("decode0", 300, 99),
+        ev.QueueChanged(P0, 0, 1),
+        ev.QueueChanged(D0, 0, 1),
         ev.TransferDone("fetch", P0, 4, 40, 9),
         ev.TransferDone("fetch", P0, 4, 40, 9, "failed"),
         ev.BlocksEvicted(P0, 3),
@@ -32,7 +31,7 @@ def test_balance_idle_time_and_sources_come_from_the_events() -> None:
     rack = summarize_rack(recorded((n, "x", event) for n, event in enumerate(events)), 1000)
     assert (rack.local_tokens, rack.fetched_tokens, rack.uncached_tokens) == (60, 120, 120)
     assert rack.balance == pytest.approx(90 / 60)
-    assert rack.lockstep_idle_share == pytest.approx(160 / 2000), "mean over the two prefill groups"
+    assert rack.lockstep_idle_share == 0.0, "nobody queued"
     assert [(rank.rank, rank.num_requests, rank.num_steps, rank.busy_ns) for rank in rack.ranks] == [
         ("decode0.0", 0, 1, 70), ("prefill0.0", 2, 1, 500), ("prefill1.0", 1, 0, 0)
     ]  # fmt: skip

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from rackserve.base.errors import FileFormatError
-from rackserve.base.events import RankIdled, StepDone
+from rackserve.base.events import QueueChanged, StepDone
 from rackserve.base.ids import Rank
 from rackserve.base.keys import CacheNamespace
 from rackserve.bench.ideal import IdealCache
@@ -49,7 +49,10 @@ def test_a_request_without_output_has_no_first_time() -> None:
 
 def test_a_recording_reads_back_as_written(tmp_path: Path) -> None:
     events = recorded(
-        [(5, "prefill0", StepDone(Rank("prefill0", 1), 3, 10, 20, 30, 2, 1, 99)), (6, "prefill0", RankIdled("prefill0", 7, 3))]
+        [
+            (5, "prefill0", StepDone(Rank("prefill0", 1), 3, 10, 20, 30, 2, 1, 99)),
+            (6, "prefill0", QueueChanged(Rank("prefill0"), 7, 3)),
+        ]
     )
     recording = Recording(RUN, (opened().close(9, error="timeout"), RequestRecord("x", "s", 1, 2, 3, 4, 5)), events)
     write_recording(tmp_path / "r.jsonl", recording)

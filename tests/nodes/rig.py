@@ -214,12 +214,18 @@ class Rig:
 
         self.rules.append(rule)
 
-    def on_message(self, kind: type[Message], action: Callable[[], None], times: int = 1) -> None:
+    def on_message(
+        self,
+        kind: type[Message],
+        action: Callable[[], None],
+        times: int = 1,
+        when: Callable[[Any], bool] = lambda message: True,
+    ) -> None:
         """Do something at the moment a message of a kind is sent (before it arrives)."""
         left = [times]
 
         def rule(source: NodeId, target: NodeId, message: Message) -> list[Time] | None:
-            if isinstance(message, kind) and left[0]:
+            if isinstance(message, kind) and left[0] and when(message):
                 left[0] -= 1
                 self.host.call(self.host.now, action)
             return None
