@@ -196,18 +196,21 @@ def _conclude(options: argparse.Namespace, recording: Recording, costs: dict[str
 
 
 def write_run(folder: Path, arms: list[Arm], recordings: list[Recording], costs: dict[str, StepCost], title: str) -> None:
-    """Recordings as JSON lines, summaries and costs as JSON, and one report, into `folder`."""
+    """Recordings as JSON lines, summaries as JSON, and one report, into `folder`."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for arm, recording in zip(arms, recordings, strict=True):
             name = arm.name.replace(" ", "-")
             write_recording(folder / f"{name}.jsonl", recording)
             (folder / f"{name}.summary.json").write_bytes(result_json(arm.summary))
-        if costs:
-            (folder / "costs.json").write_bytes(msgspec.json.format(msgspec.json.encode(costs), indent=2))
         write_report(folder / "report.html", arms, title=f"rackserve {title}", costs=costs)
     except OSError as error:
         raise FileFormatError(f"{folder}: cannot be written ({error.strerror}); choose another with --out") from error
+
+
+def write_costs(folder: Path, costs: dict[str, StepCost]) -> None:
+    """Step costs by role, for `rackserve simulate --costs`."""
+    (folder / "costs.json").write_bytes(msgspec.json.format(msgspec.json.encode(costs), indent=2))
 
 
 # ---------------------------------------------------------------- swarm

@@ -16,7 +16,7 @@ from rackserve.base.topology import Topology
 from rackserve.bench.calibrate import calibrate
 from rackserve.bench.demo import demo_trace
 from rackserve.bench.records import RecordedEvent, Recording
-from rackserve.commands import link_of, print_settings, write_run
+from rackserve.commands import link_of, print_settings, write_costs, write_run
 from rackserve.config import ServerConfig, Settings, load_settings
 from rackserve.live.recorder import Recorded
 from rackserve.live.runner import RunnerSpec, open_runner
@@ -80,13 +80,16 @@ class _Demo:
     def run(self) -> int:
         live, transcripts = asyncio.run(self._live())
         recordings = list(live)
-        costs: dict[str, StepCost] = calibrate(event for recording in live for event in recording.events)
+        costs: dict[str, StepCost] = {}
         if not self._options.live_only and self._layout is not None:
-            for name in self._arms:
+            for name, recording in zip(self._arms, live, strict=True):
                 spec, settings = self._spec(name), self._settings(name)
-                recordings.append(replay_simulated(spec, settings.rack, self._layout, costs, link_of(settings)))
+                fitted = calibrate(recording.events)
+                costs.update({f"{spec.label} {role}": cost for role, cost in fitted.items()})
+                recordings.append(replay_simulated(spec, settings.rack, self._layout, fitted, link_of(settings)))
         arms = [arm_of(recording) for recording in recordings]
         write_run(self._folder, arms, recordings, costs, "demo")
+        write_costs(self._folder, calibrate(event for recording in live for event in recording.events))
         print_comparison(arms)
         code = max(arm.summary.exit_code for arm in arms)
         if self._options.serial and not self._options.live_only:
@@ -108,7 +111,7 @@ class _Demo:
             "topology": f"{topology.prefill_workers} prefill + {topology.decode_workers} decode ranks",
             "blocks per prefill rank": str(topology.prefill_blocks),
             "pool blocks": str(topology.segment_blocks * topology.num_segments),
-            "step-time model": "fitted to the live steps of this run",
+            "step-time model": "fitted to every second live step of this arm, tested on the others",
         }
         concurrency = self._options.concurrency or CONCURRENCY
         return ReplaySpec(
@@ -190,6 +193,7 @@ class _Demo:
         for difference in different:
             print(f"{'tie' if difference not in wrong else 'WRONG'}: {difference}")
         ties = len(different) - len(wrong)
-        print(f"{len(answers)} answers compared with a cold rank: {len(answers) - len(different)} equal, {ties} differ at a tie, "
-              f"{len(wrong)} wrong, {incomplete} incomplete")  # fmt: skip
+        same = len(answers) - len(different)
+        print(f"{len(answers)} answers compared with a cold rank: {same} equal, {ties} differ at a tie, {len(wrong)} wrong, "
+              f"{incomplete} incomplete")  # fmt: skip
         return 1 if wrong or incomplete else 0

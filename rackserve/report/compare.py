@@ -158,17 +158,46 @@ def compare(arms: Sequence[Arm]) -> Comparison:
     return Comparison(tuple(arm.name for arm in arms), tuple(name for name, _, _ in pairs), tuple(rows))
 
 
+KEY_ROWS = frozenset({
+    ("Requests", "done"), ("Requests", "failed"), ("Requests", "duration (s)"),
+    ("Tokens/s per GPU", "output"), ("Tokens/s per GPU", "uncached input"), ("Tokens/s per GPU", "cached input"),
+    ("Cache", "hit rate"), ("Cache", "ideal, served blocks"), ("Time to first token (ms)", "p50"),
+    ("Time to first token (ms)", "p90"), ("Tokens/s/user", "interactivity p50"),
+    ("Tokens/s/user", "interactivity p90 (slow tail)"), ("Rack", "largest / mean uncached work"),
+    ("Rack", "idle while another rank queues"), ("Trust", "valid run"), ("Trust", "step-time model, held-out error"),
+})  # fmt: skip
+"""What a terminal shows; the report has every figure and all ratios."""
+
+
 def print_comparison(arms: Sequence[Arm], console: Console | None = None) -> None:
-    """Print the figures, then the ratios, then why an arm is invalid."""
+    """Print the key figures side by side, what they say in words, and why an arm is invalid."""
     console = console or Console()
     table = compare(arms)
-    console.print(_printable(table.arm_names, [(row, row.cells) for row in table.rows]))
-    if table.ratio_names:
-        rows = [(row, row.ratios) for row in table.rows if any(cell.endswith("×") for cell in row.ratios)]
-        console.print(_printable(table.ratio_names, rows))
+    rows = [(row, row.cells) for row in table.rows if (row.section, row.name) in KEY_ROWS]
+    console.print(_printable(table.arm_names, rows))
+    for line in verdicts(arms):
+        console.print(line, soft_wrap=True, highlight=False)
     for arm in arms:
         for reason in arm.summary.invalid_reasons:
             console.print(f"[red]invalid[/red] {arm.name}: {reason}")
+
+
+def verdicts(arms: Sequence[Arm]) -> list[str]:
+    """The comparisons that arms of one host, and one arm live and simulated, allow: as sentences."""
+    lines = []
+    for heading, above, below in _pairs(arms):
+        new, old = arms[above].summary, arms[below].summary
+        parts = []
+        if new.hit_rate is not None and old.hit_rate is not None:
+            parts.append(f"hit rate {100 * (new.hit_rate - old.hit_rate):+.1f} points")
+        if new.ttft_ms and old.ttft_ms and min(new.ttft_ms.p50, old.ttft_ms.p50) > 0:
+            ratio = new.ttft_ms.p50 / old.ttft_ms.p50
+            change = f"{1 / ratio:.2f}x lower" if ratio < 1 else f"{ratio:.2f}x higher"
+            parts.append(f"median time to first token {change}")
+        if old.duration_s > 0:
+            parts.append(f"duration {new.duration_s / old.duration_s:.2f}x")
+        lines.append(f"{heading}: {', '.join(parts)}")
+    return lines
 
 
 def _printable(names: Sequence[str], rows: Sequence[tuple[Row, Sequence[str]]]) -> Table:
