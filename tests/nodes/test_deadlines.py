@@ -1,0 +1,28 @@
+"""Waits are positive, and outer ones cover inner ones."""
+
+from __future__ import annotations
+
+import pytest
+
+from rackserve.base.errors import ConfigError
+from rackserve.nodes.deadlines import Deadlines
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, float("nan")])
+def test_a_deadline_must_be_positive(value: float) -> None:
+    with pytest.raises(ConfigError, match=r"deadlines\.fence"):
+        Deadlines(fence=value)
+
+
+@pytest.mark.parametrize(
+    ("inner", "outer"), [("queue", "silence"), ("lookup", "queue"), ("retry", "unavailable"), ("handover", "receive")]
+)
+def test_an_inner_wait_may_not_outlast_the_outer_one(inner: str, outer: str) -> None:
+    with pytest.raises(ConfigError, match=rf"deadlines\.{inner} must not exceed deadlines\.{outer}"):
+        Deadlines(**{inner: getattr(Deadlines(), outer) + 1})
+
+
+def test_scaling_scales_each_wait() -> None:
+    scaled = Deadlines().scaled(0.5)
+    assert scaled.ns("handover") == Deadlines().ns("handover") // 2
+    assert Deadlines().scaled(1) == Deadlines()
