@@ -258,5 +258,3 @@ def test_settings_out_of_range_are_refused() -> None:
         FrontendConfig(max_attempts=0)
     with pytest.raises(ConfigError, match=r"frontend\.max_requests"):
         FrontendConfig(max_requests=0)
-
-

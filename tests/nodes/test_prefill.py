@@ -84,7 +84,9 @@ def test_every_lease_is_released_however_its_lookup_ends() -> None:
     for number in range(18):
         rig.submit(f"r{number}", prompt(24, number % 12), 2, at=rig.host.now + number * 40 * MS)
         if number % 3 == 1:
-            rig.on_message(PoolFound, partial(rig.cancel, f"r{number}"), when=lambda found, name=f"r{number}": found.request == name)
+            rig.on_message(
+                PoolFound, partial(rig.cancel, f"r{number}"), when=lambda found, name=f"r{number}": found.request == name
+            )
     rig.rest()
     found = [message.lease for message in rig.messages_of(PoolFound) if message.lease]
     released = [message.lease for message in rig.messages_of(PoolRelease)]

@@ -13,7 +13,7 @@ RANK = Rank("prefill0", 1)
 
 def test_events_are_numbered_from_one_in_the_order_they_happened() -> None:
     notes = Notes()
-    announcer = Announcer(RANK, notes, lambda: [])
+    announcer = Announcer(RANK, notes, list)
     announcer.announce([Stored(b"a" * 32, 1), Removed(b"a" * 32, 1)])
     announcer.announce([Stored(b"b" * 16, 0)])
     assert notes.sent == [
