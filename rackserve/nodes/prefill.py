@@ -316,6 +316,11 @@ class PrefillNode:
         elif kind == {"queued": "queue", "pushing": "handover"}.get(sequence.state):
             self._give_up(sequence, f"{kind} deadline")
 
+    def reservations(self) -> list[tuple[Sequence, Reserved]]:
+        """Where this worker may still push to: each reservation it was told of and has neither used up nor given back."""
+        found = [(self.worker.sequences[key], errand.reserved) for key, errand in self._errands.items()]
+        return [(sequence, reserved) for sequence, reserved in found if reserved is not None]
+
     def check(self) -> None:
         """Raise InvariantError if a law does not hold on this worker."""
         self.worker.check()

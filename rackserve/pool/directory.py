@@ -266,6 +266,10 @@ class Directory:
         """Maximal chains present, for a snapshot. Take the events first: the snapshot includes them."""
         return self._cache.chains()
 
+    def visible_slots(self) -> set[int]:
+        """Encoded slots of the blocks readers may be sent to, and of lost ones that a lease still pins."""
+        return set(self._cache.held_slots()[0])
+
     @property
     def num_blocks(self) -> int:
         """Blocks present."""

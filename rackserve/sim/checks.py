@@ -6,7 +6,10 @@ from rackserve.base.errors import InvariantError
 from rackserve.base.ids import FRONTEND, POOL_RANK, Rank
 from rackserve.base.keys import Chain, count, key_at
 from rackserve.base.messages import AttemptMessage, Message, Placed
+from rackserve.base.transfer import Region
 from rackserve.nodes.frontend import Frontend
+from rackserve.nodes.prefill import PrefillNode
+from rackserve.pool.segments import encode
 from rackserve.sched.sequence import Sequence
 from rackserve.sim.rack import SimRack
 
@@ -42,24 +45,39 @@ def check_always(rack: SimRack) -> None:
 
 
 def check_transfers(rack: SimRack) -> None:
-    """Blocks that a transfer reads or writes belong to its attempt, on both sides, until it has ended (I2)."""
+    """Blocks that a transfer reads or writes are its attempt's until it has ended, and a reservation stands as long as the
+    prefill rank may push there (I2); pool slots are visible while they are fetched (I11), and not before they are written (I4).
+    """
     workers = rack.workers()
+    visible = rack.pool.directory.visible_slots() if rack.pool is not None else set()
     for name, node in workers.items():
         for transfer, sequence in node.worker.moves.under_way():
+            what = f"{transfer.kind} {transfer.number} on {name}"
             for copy in transfer.copies:
                 if copy.group != "full" or not rack.regions.alive(copy):
                     continue
-                ours = copy.target_slots if transfer.kind == "fetch" else copy.source_slots
-                _require_held(sequence, ours, f"{transfer.kind} {transfer.number} on {name}")
-                peer = workers.get(sequence.placement.decode.worker)
-                if transfer.kind == "push" and peer is not None:
-                    there = peer.worker.sequences.get(sequence.key)
-                    _require_held(there, copy.target_slots, f"push {transfer.number} from {name}")
+                fetch = transfer.kind == "fetch"
+                _require_held(sequence, copy.target_slots if fetch else copy.source_slots, what)
+                if transfer.kind != "push":
+                    slots = (
+                        _pool_slots(copy.source, copy.source_slots) if fetch else _pool_slots(copy.target, copy.target_slots)
+                    )
+                    if (slots <= visible) if not fetch else not slots <= visible:
+                        raise InvariantError(f"{what}: pool slots {sorted(slots)} are {'not ' * fetch}visible (I4, I11)")
+        for sequence, reserved in node.reservations() if isinstance(node, PrefillNode) else ():
+            peer = workers.get(reserved.rank.worker)
+            if peer is not None and peer.worker.region(reserved.rank.dp_rank) == reserved.region:
+                there = peer.worker.sequences.get(sequence.key)
+                _require_held(there, reserved.slots, f"the reservation of {sequence.key} on {reserved.rank}")
+
+
+def _pool_slots(region: Region, slots: tuple[int, ...]) -> set[int]:
+    return {encode(int(region.removeprefix("segment/")), slot) for slot in slots}
 
 
 def _require_held(sequence: Sequence | None, slots: tuple[int, ...], what: str) -> None:
     if sequence is None or sequence.lease is None or not set(slots) <= set(sequence.lease.blocks):
-        raise InvariantError(f"{what} touches blocks that its attempt does not hold (I2)")
+        raise InvariantError(f"{what}: its attempt does not hold blocks {slots} (I2)")
 
 
 def check_at_rest(rack: SimRack) -> None:

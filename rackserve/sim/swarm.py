@@ -38,6 +38,13 @@ from rackserve.sim.store import LinkCost
 CLIENT = "client"
 VOCAB = 32
 
+PATIENT = Deadlines(
+    request=600, unavailable=60, retry=0.05, silence=20, booking=15, queue=8, lookup=0.05, transfer=0.9, handover=3, receive=10,
+    fence=0.1,
+)  # fmt: skip
+HASTY = msgspec.structs.replace(PATIENT, queue=0.2, lookup=0.001, transfer=0.02, handover=0.02, receive=0.03, fence=0.002)
+"""So short that ranks often give up on each other while the other side is still at it."""
+
 
 @dataclass(slots=True)
 class SwarmRun:
@@ -219,11 +226,8 @@ def draw(seed: int) -> SwarmRun:
         router=RouterConfig(policy=sorted(POLICIES)[chance.below(len(POLICIES))]),
         scheduler=scheduler,
         pool=PoolConfig(lease_ns=2 * NS_PER_S, transfer_deadline_ns=NS_PER_S),
-        deadlines=Deadlines(
-            request=600, unavailable=60, retry=0.05, silence=20, booking=15, queue=8, lookup=0.05, transfer=0.9, handover=3,
-            receive=10, fence=0.1,
-        ),
-    )  # fmt: skip
+        deadlines=HASTY if chance.chance(0.2) else PATIENT,
+    )
     return SwarmRun(
         seed,
         config,
@@ -231,7 +235,7 @@ def draw(seed: int) -> SwarmRun:
         _draw_faults(chance),
         num_sessions=chance.between(1, 8),
         num_turns=chance.between(1, 5),
-        cancels=0.2 if chance.chance(0.5) else 0.0,
+        cancels=(0.0, 0.2, 0.7)[chance.below(3)],
         max_prompt=blocks * block_tokens - 14,
     )
 
