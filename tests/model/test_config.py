@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rackserve.base.errors import FileFormatError
+from rackserve.model.config import read_config, read_json
+from tests.model.tiny import CONFIG
+
+
+def write(folder: Path, **changes: Any) -> Path:
+    path = folder / "config.json"
+    fields = CONFIG.to_hf() | changes
+    path.write_text(json.dumps({name: value for name, value in fields.items() if value != "absent"}))
+    return path
+
+
+def test_a_config_written_is_the_config_read(tmp_path: Path) -> None:
+    assert read_config(write(tmp_path)) == CONFIG
+
+
+def test_absent_optional_fields_mean_what_the_format_says(tmp_path: Path) -> None:
+    config = read_config(
+        write(tmp_path, num_key_value_heads="absent", head_dim="absent", rope_theta="absent", hidden_act="absent")
+    )
+    assert (config.num_kv_heads, config.head_dim, config.rope_theta) == (4, 8, 10_000.0)
+
+
+def test_the_newer_spelling_of_rope_is_read(tmp_path: Path) -> None:
+    rope = {"rope_type": "default", "rope_theta": 5000.0}
+    assert read_config(write(tmp_path, rope_theta="absent", rope_parameters=rope)).rope_theta == 5000.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"hidden_size": "absent"}, "field hidden_size is missing"),
+        ({"model_type": "qwen2"}, "model_type is 'qwen2'"),
+        ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
+        ({"attention_bias": True}, "attention_bias is True"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rope type is 'llama3'"),
+        ({"vocab_size": "many"}, "vocab_size"),
+        ({"num_key_value_heads": 3}, "multiple of kv heads"),
+        ({"num_hidden_layers": 0}, "0 layers"),
+    ],
+)
+def test_a_config_that_cannot_be_served_is_named(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+    path = write(tmp_path, **changes)
+    with pytest.raises(FileFormatError, match=words) as caught:
+        read_config(path)
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize(("content", "words"), [(None, "cannot be read"), (b"{", "not valid JSON"), (b"[1]", "JSON list")])
+def test_a_json_file_that_is_none_is_named(tmp_path: Path, content: bytes | None, words: str) -> None:
+    path = tmp_path / "config.json"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(FileFormatError, match=words):
+        read_json(path)

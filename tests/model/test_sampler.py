@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import pytest
+import torch
+from torch import Tensor
+
+from rackserve.base.request import SamplingParams
+from rackserve.model.sampler import sample, token_logprobs
+
+LOGITS = torch.tensor([2.0, -1.0, 0.5, 1.5, -30.0])
+
+
+def law(logits: Tensor, temperature: float, kept: list[int]) -> dict[int, float]:
+    """Share of each kept token."""
+    weights = {token: math.exp(float(logits[token]) / temperature) for token in kept}
+    return {token: weight / sum(weights.values()) for token, weight in weights.items()}
+
+
+def test_temperature_zero_takes_the_likeliest_and_the_lowest_id_among_equals() -> None:
+    assert sample(LOGITS, SamplingParams(seed=3), 9) == 0
+    assert sample(torch.tensor([1.0, 4.0, 4.0]), SamplingParams(), 0) == 1
+
+
+@pytest.mark.parametrize(
+    ("sampling", "kept"),
+    [
+        (SamplingParams(temperature=1.0), [0, 1, 2, 3]),
+        (SamplingParams(temperature=2.0), [0, 1, 2, 3]),
+        (SamplingParams(temperature=0.5), [0, 1, 2, 3]),
+        (SamplingParams(temperature=1.0, top_k=2), [0, 3]),
+        (SamplingParams(temperature=1.0, top_k=99), [0, 1, 2, 3]),
+        (SamplingParams(temperature=1.0, top_p=0.8), [0, 3]),
+        (SamplingParams(temperature=1.0, top_p=0.01), [0]),
+        (SamplingParams(temperature=2.0, top_k=3, top_p=0.99), [0, 2, 3]),
+        (SamplingParams(temperature=1.0, top_k=1), [0]),
+    ],
+)
+def test_draws_follow_the_law_within_five_sigma(sampling: SamplingParams, kept: list[int]) -> None:
+    number = 2000
+    counts = Counter(sample(LOGITS, sampling, index) for index in range(number))
+    shares = law(LOGITS, sampling.temperature, kept)
+    assert set(counts) <= set(kept)
+    for token, share in shares.items():
+        assert abs(counts[token] - number * share) <= 5 * math.sqrt(number * share * (1 - share)) + 1e-9
+
+
+def test_a_draw_is_named_by_seed_and_output_index_alone() -> None:
+    def draws(seed: int) -> list[int]:
+        return [sample(LOGITS, SamplingParams(temperature=1.5, seed=seed), index) for index in range(40)]
+
+    assert draws(1) == draws(1)
+    assert draws(1) != draws(2)
+    assert len(set(draws(1))) > 1
+
+
+def test_a_tiny_temperature_is_greedy_not_nan() -> None:
+    for sampling in (SamplingParams(temperature=1e-7, seed=4), SamplingParams(temperature=1e-300, top_p=0.5, top_k=3)):
+        assert {sample(LOGITS * 10, sampling, index) for index in range(20)} == {0}
+
+
+def test_logprobs_are_of_the_plain_distribution_best_first() -> None:
+    shares = law(LOGITS, 1.0, list(range(5)))
+    found = token_logprobs(LOGITS, 2, 3)
+    assert found.logprob == pytest.approx(math.log(shares[2]), abs=1e-5)
+    assert [token for token, _ in found.top] == [0, 3, 2]
+    assert [value for _, value in found.top] == pytest.approx([math.log(shares[token]) for token in (0, 3, 2)], abs=1e-5)
+    assert token_logprobs(LOGITS, 2, 0).top == ()
+    assert len(token_logprobs(LOGITS, 2, 20).top) == 5
