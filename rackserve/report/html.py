@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 
 from rackserve.base.costs import StepCost
-from rackserve.base.events import RequestPlaced
+from rackserve.base.events import RequestEnded, RequestPlaced
 from rackserve.base.units import NS_PER_MS, to_seconds
 from rackserve.bench.frontier import OperatingPoint, frontier, operating_point
 from rackserve.bench.metrics import DEFINITIONS, tpot_ms
@@ -85,21 +85,25 @@ def _table(table: Comparison) -> str:
 
 
 def timeline_rows(arm: Arm) -> list[tuple[str, list[Bar]]]:
-    """Requests by rank: until the first token on the prefill rank, after it on the decode rank (by the last placement)."""
+    """Requests by rank, from the rack's own events: until the first token on the prefill rank, after it on the decode rank.
+
+    A request that was placed again counts where it was placed last.
+    """
     placed = {event.request: event for item in arm.events if isinstance(event := item.event, RequestPlaced)}
-    zero = min((record.sent_ns for record in arm.records), default=0)
+    ended = [(item.at_ns, event) for item in arm.events if isinstance(event := item.event, RequestEnded)]
+    zero = min((at - event.total_ns for at, event in ended), default=0)
     rows: dict[str, list[Bar]] = {}
-    for record in arm.records:
-        place = placed.get(record.id)
+    for at, event in ended:
+        place = placed.get(event.request)
         if place is None:
             continue
-        first = record.first_ns if record.first_ns >= 0 else record.ended_ns
-        title = f"{record.id}: {record.prompt_tokens} in ({record.cached_tokens} cached), {record.output_tokens} out"
-        waiting = Bar(to_seconds(record.sent_ns - zero), to_seconds(first - zero), 0, title)
+        began = at - event.total_ns
+        first = began + event.ttft_ns if event.ttft_ns >= 0 else at
+        title = f"{event.request}: {event.prompt_tokens} in ({event.cached_tokens} cached), {event.output_tokens} out"
+        waiting = Bar(to_seconds(began - zero), to_seconds(first - zero), 0, title)
         rows.setdefault(str(place.prefill), []).append(waiting)
-        if record.last_ns > first:
-            decoding = Bar(to_seconds(first - zero), to_seconds(record.last_ns - zero), 1, title)
-            rows.setdefault(str(place.decode), []).append(decoding)
+        if at > first:
+            rows.setdefault(str(place.decode), []).append(Bar(to_seconds(first - zero), to_seconds(at - zero), 1, title))
     return sorted(rows.items(), key=lambda row: (not row[0].startswith("prefill"), row[0]))
 
 
