@@ -1,0 +1,43 @@
+# Every target sets itself up: `make demo` and `make test` work in a fresh clone. See README.md.
+
+PYTHON ?= $(or $(shell command -v python3.11),python3)
+# Plain 2.13.0 from PyPI may be a CUDA build of several GB; without a GPU:
+#   make demo TORCH_INDEX=https://download.pytorch.org/whl/cpu
+TORCH ?= torch==2.13.0
+TORCH_INDEX ?=
+SEEDS ?= 300
+
+READY := .venv/.ready
+RUN := .venv/bin/python
+
+.PHONY: demo test lint verify exact swarm bench clean
+
+demo: $(READY)
+	$(RUN) -m rackserve demo
+
+test: lint
+	$(RUN) -m pytest
+
+lint: $(READY)
+	$(RUN) -m ruff format --check .
+	$(RUN) -m ruff check .
+	$(RUN) -m mypy
+
+verify: $(READY)
+	$(RUN) -m rackserve demo --verify --out runs/verify
+
+exact: $(READY)
+	$(RUN) -m rackserve demo --serial --out runs/exact
+
+swarm: $(READY)
+	$(RUN) -m rackserve swarm --seeds $(SEEDS)
+
+bench: $(READY)
+	$(RUN) benchmarks/run.py
+
+# Leaves recordings (runs/) and the converted model (~/.cache/rackserve) alone.
+clean:
+	rm -rf .venv .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist
+
+$(READY): pyproject.toml
+	@TORCH='$(TORCH)' TORCH_INDEX='$(TORCH_INDEX)' scripts/set_up.sh '$(PYTHON)'
