@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rackserve import __version__
 from rackserve.base.errors import RackserveError
@@ -24,6 +24,19 @@ def parser() -> argparse.ArgumentParser:
     _add_simulate(commands.add_parser("simulate", help="replay agent sessions on a simulated rack"))
     _add_swarm(commands.add_parser("swarm", help="run random small racks with faults in simulation and check every law"))
     return main_parser
+
+
+def _at_least(least: int) -> Callable[[str], int]:
+    """Reads a whole number that is not below `least`."""
+
+    def read(text: str) -> int:
+        number = int(text)
+        if number < least:
+            raise argparse.ArgumentTypeError(f"must be at least {least}, got {number}")
+        return number
+
+    read.__name__ = "whole number"  # argparse's word for it when `text` is none
+    return read
 
 
 def _add_settings(command: argparse.ArgumentParser) -> None:
@@ -56,20 +69,20 @@ def _add_demo(command: argparse.ArgumentParser) -> None:
         "--serial", action="store_true", help="arm b only, one request at a time; live and simulated must agree"
     )
     command.add_argument("--verify", action="store_true", help="compare every answer with a cold run of one rank (minutes)")
-    command.add_argument("--concurrency", type=int, default=0, help="live session trees (default: the demo's own)")
+    command.add_argument("--concurrency", type=_at_least(0), default=0, help="live session trees (default 0: the demo's own)")
     _add_settings(command)
 
 
 def _add_trace(command: argparse.ArgumentParser) -> None:
     command.add_argument("--trace", metavar="FILE", help="sessions in the Weka format (default: the shipped ones)")
-    command.add_argument("--limit", type=int, default=0, help="read only the first N sessions")
-    command.add_argument("--scale", type=int, default=32, help="divide all token counts by this (default 32)")
+    command.add_argument("--limit", type=_at_least(0), default=0, help="read only the first N sessions (0: all)")
+    command.add_argument("--scale", type=_at_least(1), default=32, help="divide all token counts by this (default 32)")
     command.add_argument("--time-scale", type=float, default=100.0, help="divide all pauses by this (default 100)")
-    command.add_argument("--max-turns", type=int, default=0, help="turns of a session to replay (0: all)")
+    command.add_argument("--max-turns", type=_at_least(0), default=0, help="turns of a session to replay (0: all)")
     command.add_argument(
-        "--max-context", type=int, default=0, help="end a session before a prompt would exceed this (0: no limit)"
+        "--max-context", type=_at_least(0), default=0, help="end a session before a prompt would exceed this (0: no limit)"
     )
-    command.add_argument("--concurrency", type=int, default=4, help="live session trees (default 4)")
+    command.add_argument("--concurrency", type=_at_least(1), default=4, help="live session trees (default 4)")
     command.add_argument("--serial", action="store_true", help="one request in flight over everything, in the trace's order")
     command.add_argument("--out", metavar="FOLDER", help="write the recording, summary and report there")
 
@@ -84,7 +97,9 @@ def _add_bench(command: argparse.ArgumentParser) -> None:
         help="how prompts are sent; the first sends token ids",
     )
     command.add_argument("--api-key", default="", help="bearer token")
-    command.add_argument("--gpus", type=int, default=1, help="GPUs behind the endpoint, for per-GPU figures (default 1)")
+    command.add_argument(
+        "--gpus", type=_at_least(1), default=1, help="GPUs behind the endpoint, for per-GPU figures (default 1)"
+    )
     command.add_argument("--deadline", type=float, default=0.0, help="end the run after this many seconds (0: when done)")
     command.add_argument("--seed", type=int, default=42, help="names the prompts' tokens (default 42)")
     _add_trace(command)
@@ -97,7 +112,7 @@ def _add_simulate(command: argparse.ArgumentParser) -> None:
 
 
 def _add_swarm(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--seeds", type=int, default=100, help="run seeds 0..N-1 (default 100)")
+    command.add_argument("--seeds", type=_at_least(1), default=100, help="run seeds 0..N-1 (default 100)")
     command.add_argument("--seed", type=int, help="run this one alone and describe it")
 
 

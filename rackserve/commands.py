@@ -20,6 +20,7 @@ from rackserve.bench.records import Recording, write_recording
 from rackserve.bench.scale import ScaledTrace, scale_sessions
 from rackserve.bench.trace import read_sessions
 from rackserve.config import Settings, load_settings
+from rackserve.live.recorder import JsonlFile
 from rackserve.live.runner import layout_of
 from rackserve.replay import ASSUMED_COSTS, ReplaySpec, arm_of, replay_live, replay_simulated, show_progress
 from rackserve.report.compare import Arm, print_comparison
@@ -39,45 +40,56 @@ def print_settings(settings: Settings) -> None:
 
 
 def serve(options: argparse.Namespace) -> int:
-    overrides = list(options.overrides)
-    for key, value in (("runner.model", options.model), ("server.host", options.host), ("server.port", options.port)):
-        if value is not None:
-            overrides.append(f"{key}={value}")
-    settings = load_settings(options.config, overrides)
+    flags = {"runner.model": options.model, "server.host": options.host, "server.port": options.port}
+    given = [f"{key}={msgspec.json.encode(value).decode()}" for key, value in flags.items() if value is not None]
+    settings = load_settings(options.config, [*options.overrides, *given])
     print_settings(settings)
     return asyncio.run(_serve(settings, options.events))
 
 
 async def _serve(settings: Settings, events: str | None) -> int:
-    from rackserve.live.recorder import JsonlFile
-    from rackserve.serving import open_server
+    """Serve until a signal: the first one drains (or ends a start-up), a second one interrupts."""
+    from rackserve.serving import OpenServer, open_server
 
-    sinks = [JsonlFile(_writable(events))] if events else []
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
+    sinks = [_events_file(events)] if events else []
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    num_signals = 0
+    server: OpenServer | None = None
+
+    def on_signal() -> None:
+        nonlocal num_signals
+        num_signals += 1
+        if server is not None and num_signals == 1:
+            server.stop.set()
+        elif task is not None:
+            task.cancel()
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, on_signal)
     try:
         async with open_server(settings, sinks) as server:
             print(f"serving {server.served.names[0]} on {server.url} (Ctrl-C to stop)", flush=True)
-            await stop.wait()
-            for number in (signal.SIGINT, signal.SIGTERM):
-                loop.remove_signal_handler(number)
+            await server.stop.wait()
             print(f"stopping: open answers get {settings.server.grace:g} s", flush=True)
+    except asyncio.CancelledError:
+        if not num_signals:
+            raise
+        if server is not None:
+            raise KeyboardInterrupt from None
+        print("stopped before it served", flush=True)
     finally:
         for sink in sinks:
             sink.close()
     return 0
 
 
-def _writable(path: str) -> Path:
+def _events_file(path: str) -> JsonlFile:
     target = Path(path)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.touch()
+        return JsonlFile(target)
     except OSError as error:
         raise FileFormatError(f"{path}: cannot be written ({error.strerror}); choose another file or folder") from error
-    return target
 
 
 # ---------------------------------------------------------------- demo
@@ -103,13 +115,16 @@ def read_trace(options: argparse.Namespace) -> ScaledTrace:
         max_turns=options.max_turns,
     )
     if not trace.sessions:
-        raise FileFormatError(f"{options.trace}: no session is left to replay; raise --max-context or --scale")
+        raise FileFormatError(f"{options.trace or 'trace'}: no session is left to replay; raise --max-context or --scale")
     return trace
 
 
 def _spec(options: argparse.Namespace, label: str, seed: int) -> ReplaySpec:
     trace = read_trace(options)
-    print(f"trace: {trace.describe()}")
+    flow = "one request at a time" if options.serial else f"{options.concurrency} session trees at a time"
+    print(
+        f"trace: {trace.describe()}; {flow}, tokens / {options.scale}, pauses / {options.time_scale:g}; seed {seed}", flush=True
+    )
     return ReplaySpec(label, trace, options.concurrency, options.time_scale, seed, options.serial)
 
 
@@ -224,8 +239,6 @@ def swarm(options: argparse.Namespace) -> int:
         result = run_seed(options.seed)
         print(msgspec.json.format(msgspec.json.encode(result)).decode())
         return 0
-    if options.seeds < 1:
-        raise ConfigError(f"--seeds must be at least 1, got {options.seeds}")
     totals = {"finished": 0, "failed": 0, "cancelled": 0, "retried": 0, "events": 0}
     broken: list[RackserveError] = []
     for seed in range(options.seeds):

@@ -36,7 +36,7 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"server.port must be between 0 and 65535, got {self.port}")
-        if self.max_model_len < 0 or self.grace < 0:
+        if self.max_model_len < 0 or not self.grace >= 0:
             raise ConfigError("server.max_model_len and server.grace must not be negative")
 
 
@@ -76,12 +76,15 @@ def load_settings(path: str | None, overrides: Sequence[str], base: Settings | N
         key, separator, text = override.partition("=")
         if not separator or not key:
             raise ConfigError(f"--set {override}: expected section.key=value")
-        value = _yaml(text, f"--set {override}")
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"--set {override}: the value is not YAML: {_one_line(error)}") from error
         for part in reversed(key.strip().split(".")):
             value = {part: value}
         _merge(tree, value, "")
     try:
-        return msgspec.convert(tree, Settings)
+        return msgspec.convert(tree, Settings, strict=False)  # YAML reads 1e9 as text
     except msgspec.ValidationError as error:
         raise ConfigError(_readable(str(error))) from error
 
@@ -96,17 +99,17 @@ def _read(path: Path) -> dict[str, Any]:
             return tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
             raise FileFormatError(f"{path}: not TOML: {error}") from error
-    found = _yaml(text, str(path)) or {}
+    try:
+        found = yaml.safe_load(text) or {}
+    except yaml.YAMLError as error:
+        raise FileFormatError(f"{path}: not YAML: {_one_line(error)}") from error
     if not isinstance(found, dict):
         raise FileFormatError(f"{path}: expected sections with keys, got {type(found).__name__}")
     return found
 
 
-def _yaml(text: str, where: str) -> Any:
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise FileFormatError(f"{where}: not YAML: {' '.join(str(error).split())}") from error
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
 
 
 def _merge(tree: dict[str, Any], changes: Any, at: str) -> None:

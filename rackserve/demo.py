@@ -8,11 +8,14 @@ import signal
 from pathlib import Path
 
 import msgspec
+from rich.console import Console
+from rich.progress import Progress
 
 from rackserve.base.costs import StepCost
 from rackserve.base.errors import RackserveError
 from rackserve.base.kv_layout import KvLayout
 from rackserve.base.topology import Topology
+from rackserve.base.units import blocks_for
 from rackserve.bench.calibrate import calibrate
 from rackserve.bench.demo import demo_trace
 from rackserve.bench.records import RecordedEvent, Recording
@@ -119,10 +122,8 @@ class _Demo:
         )
 
     async def _live(self) -> tuple[list[Recording], list[Transcript]]:
-        """Replay every arm live, one after the other; Ctrl-C and SIGTERM leave nothing running."""
-        task = asyncio.current_task()
-        if task is not None:
-            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        """Replay every arm live, one after the other; SIGTERM ends it like Ctrl-C, and neither leaves anything running."""
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, signal.raise_signal, signal.SIGINT)
         recordings, transcripts = [], []
         for name in self._arms:
             transcript = Transcript()
@@ -183,17 +184,19 @@ class _Demo:
         if self._layout is None:
             raise RackserveError("nothing was served")
         answers = [answer for transcript in transcripts for answer in transcript.answers.values()]
-        room = max(len(answer.request.tokens) // 4 + len(answer.tokens) for answer in answers)
-        num_blocks = -(-room // spec.block_tokens)
+        room = max((answer.request.num_tokens + len(answer.tokens) for answer in answers), default=1)
+        num_blocks = blocks_for(room, spec.block_tokens)
         runner = open_runner(spec, memoryview(bytearray(num_blocks * self._layout.block_bytes)), num_blocks)
-        different = compare_with_cold(answers, runner, spec.block_tokens)
+        with Progress(console=Console(stderr=True)) as progress:
+            task = progress.add_task("cold rank", total=len(answers))
+            differences = compare_with_cold(answers, runner, spec.block_tokens, lambda n: progress.update(task, completed=n))
         allowed = TIE if spec.dtype == "bf16" else 0.0
-        wrong = [difference for difference in different if difference.gap > allowed]
+        wrong = {difference.request for difference in differences if difference.gap > allowed}
+        ties = {difference.request for difference in differences} - wrong
         incomplete = sum(not answer.complete for answer in answers)
-        for difference in different:
-            print(f"{'tie' if difference not in wrong else 'WRONG'}: {difference}")
-        ties = len(different) - len(wrong)
-        same = len(answers) - len(different)
-        print(f"{len(answers)} answers compared with a cold rank: {same} equal, {ties} differ at a tie, {len(wrong)} wrong, "
-              f"{incomplete} incomplete")  # fmt: skip
+        for difference in differences:
+            print(f"{'WRONG' if difference.gap > allowed else 'tie'}: {difference}")
+        same = len(answers) - len(wrong) - len(ties)
+        print(f"{len(answers)} answers compared with a cold rank: {same} equal, {len(ties)} differ at ties, "
+              f"{len(wrong)} wrong, {incomplete} incomplete")  # fmt: skip
         return 1 if wrong or incomplete else 0

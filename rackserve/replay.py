@@ -188,15 +188,21 @@ def within(events: Sequence[RecordedEvent], run: RunInfo) -> tuple[RecordedEvent
 
 
 def exact_differences(live: Sequence[RequestRecord], simulated: Sequence[RequestRecord]) -> list[str]:
-    """Requests whose cached or uncached token counts differ between two runs of one plan, as readable lines."""
-    theirs = {record.id: record for record in simulated}
+    """Requests whose token counts or outcomes differ between two runs of one plan, as readable lines. Failures never agree."""
+
+    def counts(record: RequestRecord | None) -> str:
+        if record is None:
+            return "not sent"
+        if record.error:
+            return f"failed ({record.error})"
+        return f"{record.cached_tokens} cached of {record.prompt_tokens}, {record.output_tokens} output"
+
+    ours, theirs = ({record.id: record for record in records} for records in (live, simulated))
     lines = []
-    for record in live:
-        other = theirs.get(record.id)
-        ours = (record.prompt_tokens, record.cached_tokens)
-        if other is None or (other.prompt_tokens, other.cached_tokens) != ours:
-            found = None if other is None else (other.prompt_tokens, other.cached_tokens)
-            lines.append(f"{record.id}: live (prompt, cached) = {ours}, simulated = {found}")
+    for name in dict.fromkeys((*ours, *theirs)):
+        here, there = counts(ours.get(name)), counts(theirs.get(name))
+        if here != there or "failed" in here:
+            lines.append(f"{name}: live {here}; simulated {there}")
     return lines
 
 

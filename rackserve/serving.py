@@ -17,12 +17,14 @@ from rackserve.api.metrics import Metrics
 from rackserve.api.server import listen, serve
 from rackserve.api.state import ServerState
 from rackserve.base.errors import ConfigError
+from rackserve.base.events import RankChanged
 from rackserve.base.ids import NodeId
 from rackserve.base.keys import CacheNamespace
 from rackserve.base.kv_layout import KvLayout
 from rackserve.config import Settings
 from rackserve.live.rack import LiveRack
 from rackserve.live.recorder import Recorded, Sink
+from rackserve.live.supervisor import RankStatus
 from rackserve.ports import Transport
 from rackserve.text.chat import ChatTemplate
 from rackserve.text.tokenizer import Tokenizer
@@ -46,7 +48,7 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class OpenServer:
-    """A server that answers. Set `stop` to end it."""
+    """A server that answers. `stop` is set once it is told to end, or when its front end has ended by itself."""
 
     url: str
     rack: LiveRack
@@ -91,6 +93,7 @@ async def open_server(
 ) -> AsyncIterator[OpenServer]:
     """A rack and its front end, ready to answer; both are gone when the block is left, however it is left.
 
+    Left in good order, open answers get `server.grace` seconds to end; left by an exception, they end with an error at once.
     `sinks` get every recorded event, `transcript` every request and its output tokens.
     """
     listener = listen(settings.server.host, settings.server.port)
@@ -98,17 +101,21 @@ async def open_server(
         ranks = settings.topology.ranks("prefill") + settings.topology.ranks("decode")
         metrics = Metrics(ranks)
 
-        def count(recorded: Recorded) -> None:
-            metrics.record(recorded.event)
+        state = ServerState(detail=lambda: {"ranks": [msgspec.to_builtins(status) for status in rack.status()]})
 
-        async with LiveRack(settings.rack, settings.runner, sinks=[count, *sinks], supervisor=settings.supervisor) as rack:
+        def follow(recorded: Recorded) -> None:
+            metrics.record(recorded.event)
+            if isinstance(recorded.event, RankChanged) and recorded.event.state == "failed":
+                state.ready = state.ready and _can_serve(rack.status())
+
+        rack = LiveRack(settings.rack, settings.runner, sinks=[follow, *sinks], supervisor=settings.supervisor)
+        async with rack:
             served = await asyncio.to_thread(describe_model, settings, rack.layout)
             transport: Transport = rack.transport_for(API)
             if transcript is not None:
                 transport = transcript.around_transport(transport)
             gateway = Gateway(transport, node=API, wait_s=settings.deadlines.request)
             rack.add_node(API, gateway if transcript is None else transcript.around_node(gateway))
-            state = ServerState(ready=True, detail=lambda: {"ranks": [msgspec.to_builtins(status) for status in rack.status()]})
             factory = RequestFactory(
                 served.tokenizer,
                 served.namespace,
@@ -120,6 +127,7 @@ async def open_server(
                 limits=settings.limits,
             )
             app = create_app(gateway, factory, metrics, state)
+            state.ready = _can_serve(rack.status())
             stop = asyncio.Event()
 
             async def drain() -> None:
@@ -128,11 +136,22 @@ async def open_server(
             running = asyncio.create_task(
                 serve(app, listener, gateway=gateway, state=state, stop=stop, grace_s=settings.server.grace, drain=drain)
             )
+            running.add_done_callback(lambda _: stop.set())
             host, port = listener.getsockname()[:2]
             try:
                 yield OpenServer(f"http://{f'[{host}]' if ':' in host else host}:{port}", rack, metrics, served, stop)
-            finally:
                 stop.set()
-                await running
+                await asyncio.wait((running,))  # unlike `await running`, does not cancel it when we are
+                running.result()
+            except BaseException:
+                gateway.close("the server was interrupted")
+                running.cancel()
+                await asyncio.wait((running,))
+                raise
     finally:
         listener.close()
+
+
+def _can_serve(ranks: Sequence[RankStatus]) -> bool:
+    """Whether each role has a rank that is up or will come (back) up."""
+    return {rank.role for rank in ranks if rank.state != "failed"} == {"prefill", "decode"}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from rackserve.base.ids import NodeId
@@ -15,7 +16,7 @@ from rackserve.live.runner import Runner
 from rackserve.ports import Node, Transport
 
 TIE = 0.02
-"""Two best logits closer than this in the cold run may come out in either order when KV is stored in bf16."""
+"""The two best logits of the cold run may come out in either order if they are closer than this and KV is stored in bf16."""
 
 
 @dataclass(slots=True)
@@ -68,7 +69,7 @@ class _TappedTransport:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first output token that a cold run has otherwise. `gap`: how far its two best logits lay apart there."""
+    """An output token that a cold run has otherwise. `gap`: how far its logit lies below the best one there."""
 
     request: str
     index: int
@@ -79,29 +80,27 @@ class Difference:
     def __str__(self) -> str:
         return (
             f"{self.request}: output {self.index} is {self.served}, cold {self.cold}; "
-            f"the two best logits differ by {self.gap:.4f}"
+            f"its logit lies {self.gap:.4f} below the best"
         )
 
 
 def compare_with_cold(
     answers: Iterable[Answer], runner: Runner, block_tokens: int, on_progress: Callable[[int], None] | None = None
 ) -> list[Difference]:
-    """Run every complete answer again, alone and without any cache; returns the first difference of each that has one.
+    """Run every answer again, as far as it got, alone and without any cache; returns every difference.
 
-    Greedy requests only. Forced continuation: after a tie that fell the other way the served tokens are followed, so a
-    difference is never counted twice.
+    Greedy requests only. The cold run is fed the served tokens, also after a difference: one that is a tie does not bring
+    others about, and one that is wrong does not hide behind a tie.
     """
-    found = []
+    found: list[Difference] = []
     for number, answer in enumerate(answers):
-        difference = _first_difference(answer, runner, block_tokens, number)
-        if difference is not None:
-            found.append(difference)
+        found += _differences(answer, runner, block_tokens, number)
         if on_progress is not None:
             on_progress(number + 1)
     return found
 
 
-def _first_difference(answer: Answer, runner: Runner, block_tokens: int, sequence: int) -> Difference | None:
+def _differences(answer: Answer, runner: Runner, block_tokens: int, sequence: int) -> Iterator[Difference]:
     prompt = list(array("i", answer.request.tokens))
     total = blocks_for(len(prompt) + len(answer.tokens), block_tokens)
     start, fresh, blocks = 0, prompt, tuple(range(total))
@@ -110,8 +109,13 @@ def _first_difference(answer: Answer, runner: Runner, block_tokens: int, sequenc
         item = StepItem(sequence, start, len(fresh), array("i", fresh).tobytes(), blocks, sample=True, logprobs=2)
         done: ItemResult = runner.run(Step(0, (item,), retired)).items[0]
         if done.tokens[0] != served:
-            top = done.logprobs[0].top
-            gap = top[0][1] - top[1][1]
-            return Difference(answer.request.id, index, served, done.tokens[0], gap)
+            yield Difference(answer.request.id, index, served, done.tokens[0], _gap(done, served))
         start, fresh, blocks, retired = start + len(fresh), [served], (), ()
-    return None
+
+
+def _gap(done: ItemResult, served: int) -> float:
+    """How far the logit of `served` lies below the best; infinitely far if it is not the second best or not known."""
+    if not done.logprobs:
+        return math.inf
+    (_, best), (second, value) = done.logprobs[0].top[:2]
+    return best - value if second == served else math.inf

@@ -1,0 +1,76 @@
+"""Processes are killed while requests run: answers stay exact, the rack comes back, and nothing is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.e2e.rig import (
+    GONE_WITHIN_S,
+    Rack,
+    cold,
+    complete,
+    is_idle,
+    members,
+    metric,
+    prompt,
+    serve,
+    shared_memory,
+    stream,
+    until,
+)
+
+PROMPTS = [prompt(f"request {number}", 4_000) for number in range(6)]
+OUTPUTS = 60
+
+
+async def kill_while_busy(client: httpx.AsyncClient, rack: Rack, worker: str) -> None:
+    """End the rank's process once it has begun to compute."""
+    await until(lambda: metric(client, f'step_tokens_total{{rank="{worker}.0"}}'), 10, f"{worker} is busy")
+    os.kill(rack.pid_of(worker), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("worker", ["prefill0", "decode0"])
+def test_a_killed_rank_costs_no_answer_and_comes_back(worker: str, tmp_path: Path, digest: list[str]) -> None:
+    async def work(client: httpx.AsyncClient) -> None:
+        answers = [asyncio.create_task(stream(client, ids, OUTPUTS)) for ids in PROMPTS]
+        await kill_while_busy(client, rack, worker)
+        for ids, answer in zip(PROMPTS, await asyncio.gather(*answers), strict=True):
+            assert answer.error == "" and answer.tokens == cold(ids, OUTPUTS), answer
+        await until(lambda: metric(client, f'rank_up{{rank="{worker}.0"}}'), 10, f"{worker} is up again")
+        assert await metric(client, f'rank_restarts_total{{rank="{worker}.0"}}') == 1
+        assert await metric(client, "attempts_retried_total") > 0
+        assert await metric(client, 'requests_total{outcome="finished"}') == len(PROMPTS)
+        await until(lambda: is_idle(client), 5, "idle")
+        again = prompt("after the restart", 400)
+        assert (await complete(client, again, 4)).cached == 0
+        later = await asyncio.gather(*(complete(client, again, 4) for _ in range(4)))
+        assert [answer.tokens for answer in later] == [cold(again, 4)] * 4
+        assert max(answer.cached for answer in later) >= 384
+
+    with serve(tmp_path, *digest, "--set", "scheduler.max_batched_tokens=16", "--set", "topology.decode_blocks=2000") as rack:
+        rack.run(work)
+
+
+def test_killing_the_control_process_ends_everything(tmp_path: Path, digest: list[str]) -> None:
+    async def work(client: httpx.AsyncClient) -> None:
+        shared = shared_memory()
+        answers = [asyncio.create_task(ask(client, ids, 2_000)) for ids in PROMPTS for ask in (stream, complete)]
+        await until(lambda: metric(client, 'requests_running{rank="decode0.0"}'), 10, "requests run")
+        ranks = members(rack.command.process.pid)
+        assert len(ranks) == 4
+        killed = time.monotonic()
+        rack.command.signal(signal.SIGKILL)
+        assert {answer.error for answer in await asyncio.wait_for(asyncio.gather(*answers), GONE_WITHIN_S)} == {"closed"}
+        rack.command.process.wait(GONE_WITHIN_S)
+        rack.command.leaves_nothing(killed + GONE_WITHIN_S - time.monotonic())
+        assert shared_memory() == shared
+
+    with serve(tmp_path, *digest) as rack:
+        rack.run(work)
