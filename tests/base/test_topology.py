@@ -1,0 +1,42 @@
+"""A rack as data."""
+
+from __future__ import annotations
+
+import pytest
+
+from rackserve.base.errors import ConfigError
+from rackserve.base.ids import Rank
+from rackserve.base.topology import Topology
+
+
+def test_ranks_are_listed_worker_by_worker() -> None:
+    topology = Topology(prefill_workers=2, decode_workers=1, prefill_ranks=2, decode_ranks=1)
+    assert topology.workers("prefill") == ("prefill0", "prefill1")
+    assert topology.ranks("prefill") == (Rank("prefill0", 0), Rank("prefill0", 1), Rank("prefill1", 0), Rank("prefill1", 1))
+    assert topology.ranks("decode") == (Rank("decode0"),)
+    assert (topology.group_size("prefill"), topology.group_size("decode")) == (2, 1)
+
+
+def test_each_tray_has_its_own_segment_if_there_is_a_pool() -> None:
+    topology = Topology(prefill_workers=2, decode_workers=1)
+    workers = ("prefill0", "prefill1", "decode0")
+    assert [topology.segment_of(worker) for worker in workers] == list(range(topology.num_segments))
+    assert Topology(pool=False, segment_blocks=0).num_segments == 0
+
+
+@pytest.mark.parametrize(
+    "name", ["prefill_workers", "decode_workers", "prefill_ranks", "decode_ranks", "prefill_blocks", "decode_blocks"]
+)
+def test_nothing_may_be_absent(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"topology\.{name}"):
+        Topology(**{name: 0})
+
+
+def test_a_pool_without_memory_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"topology\.segment_blocks"):
+        Topology(segment_blocks=0)
+
+
+def test_blocks_differ_by_role() -> None:
+    topology = Topology(prefill_blocks=3, decode_blocks=5)
+    assert (topology.num_blocks("prefill"), topology.num_blocks("decode")) == (3, 5)
