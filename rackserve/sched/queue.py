@@ -9,7 +9,7 @@ from typing import Protocol
 from rackserve.sched.sequence import Sequence
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Waiting:
     """A queued sequence, the order it came in, and how often others were admitted before it."""
 
@@ -70,12 +70,15 @@ class WaitingQueue:
         `admit` answers True (admitted), False (does not fit now: may be passed) or None (waits for another sequence's work:
         passing it is no loss and is not counted).
         """
+        offered: list[Waiting] = []
         passed: list[Waiting] = []
         for waiting in sorted(self._waiting.values(), key=self._order.rank):
+            offered.append(waiting)
             answer = admit(waiting.sequence)
             if answer:
                 del self._waiting[waiting.sequence.number]
-                for other in passed:
+                overtaken = (w for w in self._waiting.values() if w.arrival < waiting.arrival and w not in offered)
+                for other in (*passed, *overtaken):
                     other.skips += 1
                 return waiting.sequence
             if answer is False:
