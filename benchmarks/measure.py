@@ -1,0 +1,154 @@
+"""What every benchmark shares: interleaved rounds, figures with their spread, and the command line of a script."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from statistics import median
+from time import process_time_ns
+
+import msgspec
+
+ROUNDS = 7
+QUICK_ROUNDS = 2
+
+
+class Options(msgspec.Struct, frozen=True):
+    """`quick`: small sizes and few rounds, to see that a script works; its figures mean nothing."""
+
+    quick: bool = False
+    seed: int = 42
+    trace: str = ""
+    costs: str = ""
+
+    @property
+    def rounds(self) -> int:
+        return QUICK_ROUNDS if self.quick else ROUNDS
+
+
+class Figure(msgspec.Struct, frozen=True):
+    """One measured quantity: a value a round, and in each round its ratio to the quantity named `to`, measured beside it."""
+
+    what: str
+    unit: str
+    values: tuple[float, ...]
+    to: str = ""
+    ratios: tuple[float, ...] = ()
+
+
+class Claim(msgspec.Struct, frozen=True):
+    """Something the script set out to show, and whether its own figures bear it out."""
+
+    text: str
+    holds: bool
+
+
+class Result(msgspec.Struct, frozen=True):
+    """What a script found. `clock` says which time is meant; `skipped` why there are no figures."""
+
+    name: str
+    question: str
+    clock: str
+    claims: tuple[Claim, ...] = ()
+    figures: tuple[Figure, ...] = ()
+    notes: tuple[str, ...] = ()
+    skipped: str = ""
+
+
+CPU_TIME = "CPU time of the process"
+WALL_TIME = "wall time"
+
+
+def ns_per_call(action: Callable[[], object], calls: int, clock: Callable[[], int] = process_time_ns) -> float:
+    """Nanoseconds of `clock` one call of `action` takes, over `calls` calls."""
+    start = clock()
+    for _ in range(calls):
+        action()
+    return (clock() - start) / calls
+
+
+def interleave(variants: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
+    """Run every variant once a round, beginning with another one each time; the first round warms up and is not kept.
+
+    A variant does its work and returns its own figure, so that set-up is not measured.
+    """
+    names = list(variants)
+    kept: dict[str, list[float]] = {name: [] for name in names}
+    for number in range(rounds + 1):
+        turn = number % len(names)
+        for name in names[turn:] + names[:turn]:
+            value = variants[name]()
+            if number:
+                kept[name].append(value)
+    return kept
+
+
+def figure(
+    what: str,
+    unit: str,
+    values: Sequence[float],
+    to: str = "",
+    reference: Sequence[float] | float | None = None,
+    scale: float = 1.0,
+) -> Figure:
+    """A figure whose `values` are given in units of 1 / `scale`; its ratios are values / reference, before scaling."""
+    if reference is None:
+        ratios: tuple[float, ...] = ()
+    elif isinstance(reference, int | float):
+        ratios = tuple(value / reference for value in values)
+    else:
+        ratios = tuple(value / other for value, other in zip(values, reference, strict=True))
+    return Figure(what, unit, tuple(value * scale for value in values), to, ratios)
+
+
+def rate(what: str, unit: str, ns: Sequence[float], count: float, to: str, reference: Sequence[float]) -> Figure:
+    """`count` things took each of `ns`: things per second, and how many times longer that took than `reference` ns."""
+    return Figure(what, unit, tuple(count / value * 1e9 for value in ns), to, tuple(figure("", "", ns, to, reference).ratios))
+
+
+def number(value: float) -> str:
+    """Three figures that a person can read."""
+    size = abs(value)
+    if size and size < 0.001:
+        return f"{value:.2e}"
+    return f"{value:,.0f}" if size >= 100 else f"{value:.3g}"
+
+
+def spread(values: Sequence[float]) -> str:
+    """Smallest to largest."""
+    return f"{number(min(values))} to {number(max(values))}"
+
+
+def as_markdown(result: Result) -> str:
+    """A section of RESULTS.md."""
+    lines = [f"## {result.name}", "", result.question, ""]
+    if result.skipped:
+        return "\n".join([*lines, f"Skipped: {result.skipped}.", ""])
+    lines += [f"- {'holds' if claim.holds else '**does not hold**'}: {claim.text}" for claim in result.claims]
+    lines += [""] if result.claims else []
+    lines += ["| figure | unit | median | min to max | ratio | min to max | ratio to |", "|---|---|---:|---|---:|---|---|"]
+    for part in result.figures:
+        ratio = (number(median(part.ratios)), spread(part.ratios)) if part.ratios else ("", "")
+        cells = (part.what, part.unit, number(median(part.values)), spread(part.values), *ratio, part.to)
+        lines.append(f"| {' | '.join(cells)} |")
+    rounds = max(len(part.values) for part in result.figures)
+    lines += ["", f"Clock: {result.clock}. Values per figure: {rounds}.", *(f"\n{note}" for note in result.notes), ""]
+    return "\n".join(lines)
+
+
+def main(run: Callable[[Options], Result], description: str | None) -> int:
+    """The command line of a script: print the result as a table, or as JSON for run.py."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--quick", action="store_true", help="small sizes, few rounds: only shows that it works")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    parser.add_argument("--seed", type=int, default=42)
+    parser.add_argument("--trace", default="", help="a file of recorded sessions to use as well (simulator)")
+    parser.add_argument("--costs", default="", help="costs.json of a calibrated run (simulations); default: assumed costs")
+    given = parser.parse_args()
+    result = run(Options(given.quick, given.seed, given.trace, given.costs))
+    if given.json:
+        sys.stdout.write(msgspec.json.encode(result).decode() + "\n")
+    else:
+        sys.stdout.write(as_markdown(result))
+    return 0

@@ -1,0 +1,68 @@
+"""Every benchmark works: a quick run gives finite figures, and at least one of them beside something named."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import msgspec
+import pytest
+
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+SHARED = {"measure", "real_step", "run"}
+SCRIPTS = sorted(path.stem for path in BENCHMARKS.glob("*.py") if path.stem not in SHARED)
+HAS_ENGINE = all(find_spec(name) for name in ("torch", "gguf", "safetensors"))
+
+
+def python(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *words], cwd=BENCHMARKS.parent, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_quick_run_gives_finite_figures_and_ratios(script: str) -> None:
+    if script == "engine":
+        from rackserve.model.embedded import SMOLLM2, cache_root
+
+        if not HAS_ENGINE or not (cache_root() / SMOLLM2.folder_name).is_dir():
+            pytest.skip("the engine extra or the embedded model is not on this machine")
+    done = python(f"benchmarks/{script}.py", "--quick", "--json")
+    assert done.returncode == 0, done.stderr
+    result = msgspec.json.decode(done.stdout)
+    assert result["name"] == script and not result["skipped"]
+    assert result["figures"] and result["claims"]
+    for figure in result["figures"]:
+        values = [*figure["values"], *figure["ratios"]]
+        assert figure["values"] and all(math.isfinite(value) for value in values), figure
+        assert bool(figure["ratios"]) == bool(figure["to"]), figure
+    assert any(figure["ratios"] for figure in result["figures"])
+
+
+def test_results_name_machine_commit_seed_and_every_claim(tmp_path: Path) -> None:
+    out = tmp_path / "RESULTS.md"
+    done = python("benchmarks/run.py", "--quick", "--only", "hashing", "--seed", "7", "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    text = out.read_text()
+    for word in ("cores", "Python", "load:", "commit:", "seed: 7", "## hashing", "| ratio |"):
+        assert word in text
+    assert text.count("\n- holds: ") + text.count("\n- **does not hold**: ") == 4
+
+
+def test_a_failing_script_is_named_and_fails_the_run(tmp_path: Path) -> None:
+    out = tmp_path / "RESULTS.md"
+    words = ("--quick", "--only", "simulator", "--trace", str(tmp_path / "missing.jsonl"), "--out", str(out))
+    done = python("benchmarks/run.py", *words)
+    assert done.returncode == 1
+    assert "the script failed" in out.read_text()
+
+
+def test_run_knows_every_script() -> None:
+    listed = python("-c", "import sys; sys.path.insert(0, 'benchmarks'); import run; print(*run.SCRIPTS)")
+    assert sorted(listed.stdout.split()) == SCRIPTS
+
+
+def test_readme_has_a_line_for_every_script() -> None:
+    text = (BENCHMARKS / "README.md").read_text()
+    assert all(f"`{script}.py`" in text for script in SCRIPTS)
