@@ -1,0 +1,118 @@
+"""The digest model: any stale, missing, swapped or half-written entry changes the output."""
+
+from __future__ import annotations
+
+from array import array
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rackserve.base.errors import InvariantError
+from rackserve.base.request import SamplingParams
+from rackserve.base.step import Step, StepItem
+from rackserve.digest_model import DigestRunner, cold_output, digest_layout
+
+BLOCK = 4
+TOKENS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
+
+
+def runner(window: bool = False, num_blocks: int = 8) -> tuple[DigestRunner, bytearray]:
+    layout = digest_layout(BLOCK, window=window)
+    arena = bytearray(num_blocks * layout.block_bytes + 4 * layout.window_bytes)
+    return DigestRunner(memoryview(arena), num_blocks, layout), arena
+
+
+def item(start: int, tokens: list[int], blocks: tuple[int, ...] = (), *, sample: bool = True, **more: int) -> StepItem:
+    return StepItem(1, start, len(tokens) or 1, array("i", tokens).tobytes(), blocks, sample, **more)  # type: ignore[arg-type]
+
+
+def ids(tokens: list[int]) -> bytes:
+    return array("i", tokens).tobytes()
+
+
+def run(made: DigestRunner, part: StepItem, retired: tuple[int, ...] = ()) -> tuple[int, ...]:
+    return made.run(Step(0, (part,), retired)).items[0].tokens
+
+
+@settings(derandomize=True, max_examples=60, deadline=None)
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=11), st.permutations(range(8)), st.booleans())
+def test_output_depends_neither_on_chunks_nor_on_where_blocks_lie(chunks: list[int], table: list[int], window: bool) -> None:
+    made, _ = runner(window)
+    start, token = 0, ()
+    for number, size in enumerate([*chunks, len(TOKENS)]):
+        part = TOKENS[start : start + size]
+        if part:
+            last = start + len(part) == len(TOKENS)
+            token = run(made, item(start, part, tuple(table) if number == 0 else (), sample=last))
+            start += len(part)
+    assert list(token) == cold_output(ids(TOKENS), 1, window=window)
+
+
+@pytest.mark.parametrize("spoiled", range(len(TOKENS) - 1))
+def test_every_entry_matters(spoiled: int) -> None:
+    made, arena = runner()
+    run(made, item(0, TOKENS[:-1], (5, 2, 7), sample=False))
+    block = (5, 2, 7)[spoiled // BLOCK]
+    arena[(block * BLOCK + spoiled % BLOCK) * 8] ^= 1
+    assert list(run(made, item(len(TOKENS) - 1, TOKENS[-1:]))) != cold_output(ids(TOKENS), 1)
+
+
+def test_swapped_blocks_matter() -> None:
+    made, _ = runner()
+    run(made, item(0, TOKENS[:8], (0, 1, 2), sample=False))
+    assert run(made, StepItem(2, 8, 3, ids(TOKENS[8:]), (1, 0, 2), True)) != tuple(cold_output(ids(TOKENS), 1))
+
+
+def test_a_resume_state_that_is_not_restored_matters() -> None:
+    made, _ = runner(window=True)
+    run(made, item(0, TOKENS[:8], (0, 1, 2), sample=False, snapshot=3))
+    cold = tuple(cold_output(ids(TOKENS), 1, window=True))
+    for restore, equal in ((3, True), (-1, False), (2, False)):
+        part = StepItem(5 + restore, 8, 3, ids(TOKENS[8:]), (0, 1, 2), True, restore=restore)
+        assert (run(made, part) == cold) == equal
+
+
+def test_the_engine_goes_on_from_the_token_it_drew_itself() -> None:
+    made, _ = runner()
+    drawn = [*run(made, item(0, TOKENS, (0, 1, 2, 3)))]
+    for step in range(3):
+        drawn += run(made, item(len(TOKENS) + step, [], output_index=1 + step))
+    assert drawn == cold_output(ids(TOKENS), 4)
+
+
+@pytest.mark.parametrize("window", [False, True])
+def test_accepted_drafts_are_the_tokens_that_would_have_been_drawn(window: bool) -> None:
+    made, _ = runner(window)
+    drawn, most = [*run(made, item(0, TOKENS, tuple(range(8))))], 1
+    while len(drawn) < 12:
+        tokens = run(made, item(len(TOKENS) + len(drawn) - 1, drawn[-1:], output_index=len(drawn), num_draft=3))
+        drawn += tokens
+        most = max(most, len(tokens))
+    assert most > 1
+    assert drawn == cold_output(ids(TOKENS), len(drawn), window=window)
+
+
+def test_a_seeded_draw_depends_on_seed_and_position_alone() -> None:
+    seeded = SamplingParams(temperature=1.0, seed=5)
+    again = cold_output(ids(TOKENS), 6, sampling=seeded)
+    assert again == cold_output(ids(TOKENS), 6, sampling=seeded)
+    assert again != cold_output(ids(TOKENS), 6, sampling=SamplingParams(temperature=1.0, seed=6))
+    assert cold_output(ids(TOKENS), 6) == cold_output(ids(TOKENS), 6, sampling=SamplingParams(seed=6))
+
+
+def test_a_stop_token_is_the_last_one() -> None:
+    whole = cold_output(ids(TOKENS), 6)
+    assert cold_output(ids(TOKENS), 6, stop=(whole[2],)) == whole[: whole.index(whole[2]) + 1]
+
+
+def test_a_retired_sequence_is_forgotten() -> None:
+    made, _ = runner()
+    run(made, item(0, TOKENS, (0, 1, 2)))
+    run(made, StepItem(9, 0, 1, ids([1]), (6,), True), retired=(1,))
+    assert list(run(made, item(0, TOKENS, (3, 4, 5)))) == cold_output(ids(TOKENS), 1)
+
+
+def test_an_arena_too_small_is_refused() -> None:
+    with pytest.raises(InvariantError, match="8 blocks need"):
+        DigestRunner(memoryview(bytearray(10)), 8, digest_layout(BLOCK))
