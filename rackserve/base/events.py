@@ -16,6 +16,8 @@ class Event(msgspec.Struct, frozen=True, tag=True):
 
 
 class RequestArrived(Event, frozen=True):
+    """The frontend was handed a request."""
+
     request: str
     session: str
     prompt_tokens: int
@@ -48,6 +50,8 @@ class PrefillAdmitted(Event, frozen=True):
 
 
 class FirstTokenSent(Event, frozen=True):
+    """The client was sent its first output token, `ttft_ns` after the request arrived."""
+
     request: str
     attempt: int
     ttft_ns: Time
@@ -97,6 +101,8 @@ class QueueChanged(Event, frozen=True):
 
 
 class TransferDone(Event, frozen=True):
+    """A transfer ended: `outcome` is finished, or failed if it was cancelled or could not be done."""
+
     kind: str
     rank: Rank
     num_slots: int
@@ -106,17 +112,23 @@ class TransferDone(Event, frozen=True):
 
 
 class BlocksEvicted(Event, frozen=True):
+    """A holder gave up cached blocks for others."""
+
     holder: Rank
     num_blocks: int
 
 
 class Preempted(Event, frozen=True):
+    """An attempt gave its blocks to an older one."""
+
     request: str
     attempt: int
     rank: Rank
 
 
 class AttemptRetried(Event, frozen=True):
+    """An attempt was given up for `reason`; the request is placed again, unless that was its last try."""
+
     request: str
     attempt: int
     reason: str
@@ -131,6 +143,8 @@ class MessageDropped(Event, frozen=True):
 
 
 class RankChanged(Event, frozen=True):
+    """A rank came up, went down or is draining, as the supervisor sees it."""
+
     rank: Rank
     state: str
     incarnation: int
