@@ -17,7 +17,7 @@ from rackserve.base.ids import Attempt, Rank
 from rackserve.base.keys import Chain, count, key_at, prefix
 from rackserve.base.messages import PoolFound, PoolGranted
 from rackserve.base.units import NS_PER_S, Time
-from rackserve.pool.segments import Segments, decode
+from rackserve.pool.segments import Segments, decode, decode_all
 from rackserve.runs.cache import NO_SLOT, Evicted, HeldRun, Removed, RunCache, Stored
 
 
@@ -121,7 +121,7 @@ class Directory:
             *attempt,
             lease=self._number,
             from_block=from_block,
-            slots=tuple(decode(slot) for slot in self._cache.slots(run, from_block)),
+            slots=decode_all(self._cache.slots(run, from_block)),
             window_slot=None if window == NO_SLOT else decode(window),
         )
 
@@ -167,7 +167,7 @@ class Directory:
             *attempt,
             grant=self._number,
             from_block=start,
-            slots=tuple(decode(slot) for slot in slots),
+            slots=decode_all(slots),
             window_slot=None if window_slot == NO_SLOT else decode(window_slot),
         )
 

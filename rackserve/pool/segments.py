@@ -26,6 +26,12 @@ def decode(slot: int) -> tuple[int, int]:
     return slot >> INDEX_BITS, slot & ((1 << INDEX_BITS) - 1)
 
 
+def decode_all(slots: Iterable[int]) -> tuple[tuple[int, int], ...]:
+    """(segment, index) of each slot; a long prompt has thousands, so no call for each."""
+    mask = (1 << INDEX_BITS) - 1
+    return tuple([(slot >> INDEX_BITS, slot & mask) for slot in slots])
+
+
 class Segment:
     """The slots of one tray. `free` is a stack of indices; `states` has one byte per slot."""
 

@@ -156,6 +156,8 @@ class PrefixIndex:
             return
         run.payload[holder] = max(run.payload.get(holder, 0), total - run.depth)
         for part in ancestry(run.parent):
+            if part.payload.get(holder) == part.num_blocks:
+                break  # presence is prefix-closed: all above are marked
             part.payload[holder] = part.num_blocks
         if not run.children:
             self._leaves[run] = None

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
 from rackserve.base.errors import InvariantError
-from rackserve.base.keys import KEY_BYTES, Chain, common_blocks, count, key_at
+from rackserve.base.keys import KEY_BYTES, Chain, common_blocks, key_at
 
 P = TypeVar("P")
 
@@ -48,23 +48,18 @@ class RunTree(Generic[P]):
 
     def descend(self, chain: Chain) -> tuple[Run[P], int]:
         """The deepest run that `chain` touches and how many of its blocks are present (inside that run or at its end)."""
-        run, depth, total = self.root, 0, count(chain)
-        while depth < total:
-            child = run.children.get(key_at(chain, depth))
+        run, at, total = self.root, 0, len(chain)  # in bytes: every placement and step comes through here
+        while at < total:
+            child = run.children.get(chain[at : at + KEY_BYTES])
             if child is None:
                 break
-            end = depth * KEY_BYTES + len(child.keys)
-            if (
-                chain[end - KEY_BYTES : end] == child.keys[-KEY_BYTES:]
-            ):  # the last key names all before it: the whole run matches
-                run, depth = child, child.end
-                continue
-            shared = common_blocks(chain, depth, child.keys, 0)
             run = child
-            depth += shared
-            if shared < child.num_blocks:
-                break
-        return run, depth
+            end = at + len(child.keys)
+            if chain[end - KEY_BYTES : end] != child.keys[-KEY_BYTES:]:
+                depth = at // KEY_BYTES
+                return run, depth + common_blocks(chain, depth, child.keys, 0)
+            at = end  # the last key names all before it: the whole run matches
+        return run, at // KEY_BYTES
 
     def cut(self, run: Run[P], depth: int) -> Run[P]:
         """Make a run end at `depth` (run.depth < depth <= run.end) and return it.

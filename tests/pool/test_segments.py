@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from rackserve.base.errors import InvariantError
 from rackserve.base.ids import Rank
-from rackserve.pool.segments import Segments, decode, encode
+from rackserve.pool.segments import Segments, decode, decode_all, encode
 
 ACTIONS = st.tuples(
     st.sampled_from(["allocate", "allocate", "free", "quarantine", "join", "lose"]), st.integers(0, 6), st.integers(0, 3)
@@ -54,6 +54,7 @@ def test_each_slot_is_in_one_state_and_handed_out_once(actions: list[tuple[str, 
 def test_encoding_is_reversible() -> None:
     for segment, index in ((0, 0), (1, 0), (71, 2**32 - 1)):
         assert decode(encode(segment, index)) == (segment, index)
+        assert decode_all([encode(segment, index), encode(0, 1)]) == ((segment, index), (0, 1))
 
 
 def test_the_preferred_segment_is_filled_first_then_the_emptiest() -> None:
