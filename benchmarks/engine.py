@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from statistics import median
 from time import process_time_ns
 
-from measure import CPU_TIME, Claim, Figure, Options, Result, figure, interleave, main, ns_per_call
+from measure import CPU_TIME, Figure, Options, Result, at_most, figure, interleave, main, ns_per_call
 from real_step import CHUNK, CONTEXT, RealEngine, missing
 
 BATCHES = (1, 4, 8)
@@ -49,7 +48,7 @@ def run(options: Options) -> Result:
         figures.append(figure(what, "ms", step, "reading every weight once", ns["read"], 1e-6))
     figures.append(_bandwidth(engine, ns["read"]))
     claims = tuple(
-        Claim(f"{part.what} takes at most twice {part.to}", median(part.ratios) <= 2)
+        at_most(f"{part.what} takes at most twice as long as {part.to}", part.ratios, 2)
         for part in figures
         if "products" in part.to
     )

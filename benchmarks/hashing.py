@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from hashlib import blake2b, shake_128
-from statistics import median
 
-from measure import CPU_TIME, Claim, Figure, Options, Result, figure, interleave, main, ns_per_call, rate
+from measure import CPU_TIME, Figure, Options, Result, at_most, figure, interleave, main, ns_per_call, rate
 
 from rackserve.base.keys import TOKEN_BYTES, CacheNamespace, extend_chain, prefix
 
@@ -36,20 +35,22 @@ def run(options: Options) -> Result:
         figure(f"copying {num_tokens:,} token ids", "µs", ns["memcpy"], scale=1e-3),
         figure(f"BLAKE2b of {num_tokens:,} token ids in one go", "µs", ns["blake2b"], copy, ns["memcpy"], 1e-3),
     ]
-    for block in BLOCKS:
-        figures += _of_block(block, num_tokens, ns, plain, copy)
-    share = median(ns["new 64"]) / median(ns["whole 64"])
-    claims = (
-        Claim(
-            "naming all blocks takes at most twice as long as hashing the same bytes in one go, with blocks of 256 tokens",
-            median(ns["whole 256"]) <= 2 * median(ns["blake2b"]),
-        ),
-        Claim("so it does with blocks of 64 tokens", median(ns["whole 64"]) <= 2 * median(ns["blake2b"])),
-        Claim("so it does with blocks of 16 tokens", median(ns["whole 16"]) <= 2 * median(ns["blake2b"])),
-        Claim("a turn pays for its new tokens only, to a factor of 2", share <= 2 * NEW_TOKENS / num_tokens),
-    )
+    parts = {block: _of_block(block, num_tokens, ns, plain, copy) for block in BLOCKS}
+    figures += [part for of_block in parts.values() for part in of_block]
+    claims = [
+        at_most(f"naming all blocks of {block} tokens takes at most twice as long as {plain}", whole.ratios, 2)
+        for block, (whole, _, _) in parts.items()
+    ]
+    claims += [
+        at_most(
+            f"blocks of {block} tokens: a turn pays for its new tokens only, to a factor of 2",
+            new.ratios,
+            2 * NEW_TOKENS / num_tokens,
+        )
+        for block, (_, _, new) in parts.items()
+    ]
     question = "What does naming the blocks of a 142 k-token prompt cost, beside copying and hashing the same bytes?"
-    return Result("hashing", question, CPU_TIME, claims, tuple(figures))
+    return Result("hashing", question, CPU_TIME, tuple(claims), tuple(figures))
 
 
 def _of_block(block: int, num_tokens: int, ns: dict[str, list[float]], plain: str, copy: str) -> list[Figure]:

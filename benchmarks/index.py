@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import partial
 from hashlib import shake_128
-from statistics import median
 from time import process_time_ns
 
-from measure import CPU_TIME, Claim, Figure, Options, Result, figure, interleave, main, ns_per_call, rate
+from measure import CPU_TIME, Figure, Options, Result, at_most, figure, interleave, main, ns_per_call, rate
 
 from rackserve.base.ids import POOL_RANK, Attempt, Rank
 from rackserve.base.keys import KEY_BYTES, Chain, common_blocks, count, key_at, prefix
@@ -105,7 +104,7 @@ def run(options: Options) -> Result:
     )
     figures = [*_index(sessions, options), *_promises(sessions, options), *_book(options), *_pool(sessions, options)]
     claims = tuple(
-        Claim(f"{part.what} ({part.unit}) takes less time than {part.to}", median(part.ratios) < 1)
+        at_most(f"{part.what} takes no longer than {part.to}", part.ratios, 1)
         for part in figures
         if "blocks/s" not in part.unit
     )

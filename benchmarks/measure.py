@@ -44,6 +44,11 @@ class Claim(msgspec.Struct, frozen=True):
     holds: bool
 
 
+def at_most(text: str, ratios: Sequence[float], limit: float) -> Claim:
+    """A claim that holds if no round's ratio is above `limit`."""
+    return Claim(text, max(ratios) <= limit)
+
+
 class Result(msgspec.Struct, frozen=True):
     """What a script found. `clock` says which time is meant; `skipped` why there are no figures."""
 
@@ -57,7 +62,6 @@ class Result(msgspec.Struct, frozen=True):
 
 
 CPU_TIME = "CPU time of the process"
-WALL_TIME = "wall time"
 
 
 def ns_per_call(action: Callable[[], object], calls: int, clock: Callable[[], int] = process_time_ns) -> float:

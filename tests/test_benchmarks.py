@@ -47,7 +47,7 @@ def test_results_name_machine_commit_seed_and_every_claim(tmp_path: Path) -> Non
     text = out.read_text()
     for word in ("cores", "Python", "load:", "commit:", "seed: 7", "## hashing", "| ratio |"):
         assert word in text
-    assert text.count("\n- holds: ") + text.count("\n- **does not hold**: ") == 4
+    assert text.count("\n- holds: ") + text.count("\n- **does not hold**: ") == 6
 
 
 def test_a_failing_script_is_named_and_fails_the_run(tmp_path: Path) -> None:
