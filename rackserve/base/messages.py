@@ -159,6 +159,7 @@ class TokensEmitted(AttemptMessage, frozen=True):
     `cached_tokens`: prompt tokens of this attempt that were not computed. `finish` as in `Output`.
     """
 
+    rank: Rank
     index: int
     tokens: tuple[int, ...]
     cached_tokens: int

@@ -160,6 +160,7 @@ class DecodeNode:
         emitted = TokensEmitted(
             request.id,
             request.attempt,
+            worker.ranks[worker.dp_rank(sequence)],
             request.num_emitted + start,
             progress.tokens,
             self._visits[sequence.key].cached_tokens,

@@ -176,6 +176,9 @@ class Frontend:
     def _on_tokens(self, message: TokensEmitted) -> None:
         live = self._current(message.request, message.attempt, message)
         if live is None:
+            if message.finish is None:  # an abort was lost on its way: without another the rank would go on to the last token
+                over = AbortAttempt(message.request, message.attempt, "attempt is over")
+                self._ports.transport.send(message.rank.worker, over)
             return
         if message.index > live.emitted:  # tokens between were lost on the way: only another attempt can make them again
             self._abort_attempt(live, "output lost")

@@ -236,6 +236,7 @@ class PrefillNode:
         emitted = TokensEmitted(
             request.id,
             request.attempt,
+            rank,
             request.num_emitted,
             tokens,
             errand.local + errand.fetched,

@@ -108,6 +108,7 @@ class Worker:
         """A new sequence for an attempt this worker does not know yet."""
         self._numbers += 1
         sequence = new_sequence(self._numbers, request, placement, state, max_outputs)
+        sequence.extend_chain_to(request.num_tokens // self.layout.block_tokens, self.layout.block_tokens)
         self.sequences[sequence.key] = sequence
         return sequence
 

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from rackserve.base.errors import ConfigError
 from rackserve.base.events import AttemptRetried, FirstTokenSent, MessageDropped, RequestEnded
-from rackserve.base.ids import FRONTEND
+from rackserve.base.ids import FRONTEND, ROUTER, Rank
 from rackserve.base.messages import (
     AbortAttempt,
     AttemptLost,
@@ -134,7 +134,11 @@ def test_messages_of_an_attempt_that_is_over_touch_nothing() -> None:
         rig.run(MS)
     got = len(answer.tokens)
     dropped = len(rig.events_of(MessageDropped))
-    for message in (TokensEmitted("r", 1, got, (63,), 0), AttemptLost("r", 1, "late"), Refused("r", 1, "x", "late", False)):
+    for message in (
+        TokensEmitted("r", 1, Rank("decode0"), got, (63,), 0),
+        AttemptLost("r", 1, "late"),
+        Refused("r", 1, "x", "late", False),
+    ):
         rig.host.post(FRONTEND, rig.host.now, message)
     rig.run(0)
     assert len(answer.tokens) == got
@@ -258,3 +262,16 @@ def test_settings_out_of_range_are_refused() -> None:
         FrontendConfig(max_attempts=0)
     with pytest.raises(ConfigError, match=r"frontend\.max_requests"):
         FrontendConfig(max_requests=0)
+
+
+def test_a_rank_whose_abort_was_lost_is_told_again_when_it_emits() -> None:
+    rig = Rig()
+    answer = rig.submit("r", prompt(12), 200)
+    while len(answer.tokens) < 3:
+        rig.run(MS)
+    rig.rules.append(lambda source, target, message: [] if isinstance(message, AbortAttempt) and source == ROUTER else None)
+    rig.cancel("r")
+    rig.run(20 * MS)
+    assert answer.finish == "cancelled"
+    assert rig.decode().is_quiet, "the rank would otherwise go on to token 200"
+    rig.rest()

@@ -92,7 +92,7 @@ def test_a_late_message_that_changes_something_is_seen() -> None:
     frontend._current = lambda request, attempt, message: frontend._live.get(request)  # type: ignore[method-assign]
     got = frontend.delivered()["r"][1]
     with pytest.raises(InvariantError, match="I10"):
-        FrontendWatch(frontend).handle(TokensEmitted("r", 0, got, (5,), 0))
+        FrontendWatch(frontend).handle(TokensEmitted("r", 0, Rank("decode0"), got, (5,), 0))
 
 
 def test_blocks_of_chains_are_counted_once() -> None:
