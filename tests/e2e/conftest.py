@@ -17,3 +17,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def digest(tokenizer: Path) -> list[str]:
     """Options for a rack on the digest model."""
     return digest_options(tokenizer)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "model: needs torch and the embedded model")

@@ -212,7 +212,7 @@ class Rack:
 
 @contextmanager
 def serve(folder: Path, *options: str) -> Iterator[Rack]:
-    """A rack started by `rackserve serve` on a free port. It is told to stop at the end, must then end well and leave nothing."""
+    """A rack started by `rackserve serve` on a free port. It is told to stop at the end, must end well and leave nothing."""
     shared = shared_memory()
     with command(folder, "serve", "--port", "0", *options) as running:
         url = running.said("serving ").split(" on ")[1].split()[0]
@@ -280,10 +280,9 @@ def tokens_in(text: str) -> list[int]:
 async def metric(client: httpx.AsyncClient, name: str) -> float:
     """The sum of the series called `rackserve_NAME`, whatever their labels, or of one series if NAME has labels."""
     lines = (await client.get("/metrics")).text.splitlines()
-    wanted = f"rackserve_{name}"
-    values = [float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((f"{wanted} ", f"{wanted}{{")) or
-              line.startswith(wanted) and "{" in name]  # fmt: skip
-    assert values, f"no series {wanted}"
+    series = [line.rsplit(" ", 1) for line in lines if not line.startswith("#")]
+    values = [float(value) for head, value in series if f"rackserve_{name}" in (head, head.split("{")[0])]
+    assert values, f"no series {name}"
     return sum(values)
 
 

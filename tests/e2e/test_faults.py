@@ -26,8 +26,8 @@ from tests.e2e.rig import (
     until,
 )
 
-PROMPTS = [prompt(f"request {number}", 4_000) for number in range(6)]
-OUTPUTS = 60
+PROMPTS = [prompt(f"request {number}", 3_000) for number in range(5)]
+OUTPUTS = 50
 
 
 async def kill_while_busy(client: httpx.AsyncClient, rack: Rack, worker: str) -> None:

@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from rackserve.assemble import RackConfig
+from rackserve.base.errors import ConfigError
+from rackserve.base.topology import Topology
+from rackserve.config import ServerConfig, Settings, load_settings
+
+
+def test_without_anything_settings_are_the_defaults() -> None:
+    assert load_settings(None, []) == Settings()
+
+
+def test_overrides_win_over_the_file_and_the_file_over_the_base(tmp_path: Path) -> None:
+    base = Settings(seed=1, topology=Topology(prefill_workers=3, decode_workers=2, prefill_blocks=7))
+    path = tmp_path / "settings.toml"
+    path.write_text("seed = 2\n[topology]\ndecode_workers = 5\nprefill_blocks = 8\n")
+    settings = load_settings(str(path), ["topology.prefill_blocks=9"], base)
+    assert settings.seed == 2
+    assert settings.topology == msgspec.structs.replace(base.topology, decode_workers=5, prefill_blocks=9)
+
+
+def test_of_two_overrides_of_a_key_the_later_one_counts() -> None:
+    assert load_settings(None, ["seed=1", "seed=2"]).seed == 2
+
+
+def test_toml_and_yaml_say_the_same(tmp_path: Path) -> None:
+    toml, yaml = tmp_path / "a.toml", tmp_path / "a.yaml"
+    toml.write_text('[router]\npolicy = "least_load"\n[server]\ngrace = 2.5\n[topology]\npool = false\n')
+    yaml.write_text("router:\n  policy: least_load\nserver: {grace: 2.5}\ntopology:\n  pool: no\n")
+    assert load_settings(str(toml), []) == load_settings(str(yaml), []) != Settings()
+
+
+def test_an_empty_file_changes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "empty.yaml"
+    path.write_text("# nothing yet\n")
+    assert load_settings(str(path), []) == Settings()
+
+
+@pytest.mark.parametrize("text", ["1e9", "1.0e+9", "1000000000", "1_000_000_000"])
+def test_a_number_may_be_written_in_every_usual_way(text: str, tmp_path: Path) -> None:
+    assert load_settings(None, [f"rates.fetch_bytes_per_s={text}"]).rates.fetch_bytes_per_s == 1e9
+    path = tmp_path / "rates.yaml"
+    path.write_text(f"rates:\n  fetch_bytes_per_s: {text}\n")
+    assert load_settings(str(path), []).rates.fetch_bytes_per_s == 1e9
+
+
+def test_an_override_may_hold_an_equals_sign() -> None:
+    assert load_settings(None, ["server.tokenizer=/a=b"]).server.tokenizer == "/a=b"
+
+
+def test_unknown_keys_of_a_file_are_errors_at_any_depth(tmp_path: Path) -> None:
+    path = tmp_path / "settings.yaml"
+    for text, key in (("colour: red\n", "colour"), ("server:\n  colour: red\n", "server.colour"), ("1: 2\n", "1")):
+        path.write_text(text)
+        with pytest.raises(ConfigError, match=f"unknown setting {key};"):
+            load_settings(str(path), [])
+
+
+def test_a_section_without_keys_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "settings.yaml"
+    path.write_text("server:\n")
+    with pytest.raises(ConfigError, match="server: expected a section with keys, got None"):
+        load_settings(str(path), [])
+
+
+def test_a_section_in_place_of_a_value_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"setting server\.port: Expected `int`, got `object`"):
+        load_settings(None, ["server.port.number=3"])
+
+
+def test_settings_that_contradict_each_other_are_errors() -> None:
+    with pytest.raises(ConfigError, match=r"deadlines\.queue must not exceed deadlines\.silence"):
+        load_settings(None, ["deadlines.queue=1000"])
+    with pytest.raises(ConfigError, match=r"deadlines\.lookup \+ deadlines\.transfer"):
+        load_settings(None, ["deadlines.transfer=60"])
+
+
+def test_the_rack_s_part_is_every_section_that_nodes_see() -> None:
+    settings = load_settings(None, ["topology.prefill_workers=5", "router.policy=round_robin", "scheduler.max_sequences=3"])
+    rack = settings.rack
+    assert type(rack) is RackConfig
+    for name in RackConfig.__struct_fields__:
+        assert getattr(rack, name) == getattr(settings, name)
+
+
+def test_the_text_of_settings_gives_them_back() -> None:
+    settings = load_settings(None, ["seed=7", "server.host=::1", "runner.kind=digest", "topology.pool=false"])
+    lines = settings.as_text().splitlines()
+    assert load_settings(None, [line.replace(" = ", "=", 1) for line in lines]) == settings
+    assert len(lines) == len({line.split(" = ")[0] for line in lines})
+
+
+def test_a_server_config_out_of_range_names_the_field() -> None:
+    for port in (-1, 65_536):
+        with pytest.raises(ConfigError, match=r"server\.port"):
+            ServerConfig(port=port)
+    with pytest.raises(ConfigError, match=r"server\.max_model_len"):
+        ServerConfig(max_model_len=-1)
+    for grace in (-0.1, math.nan):
+        with pytest.raises(ConfigError, match=r"server\.grace"):
+            ServerConfig(grace=grace)

@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import asyncio
+import socket
+from pathlib import Path
+
+import httpx
+import pytest
+
+from rackserve.api.server import listen
+from rackserve.base.errors import ConfigError, FileFormatError
+from rackserve.base.topology import Topology
+from rackserve.config import ServerConfig, Settings
+from rackserve.digest_model import cold_output, digest_layout
+from rackserve.live.recorder import Recorded
+from rackserve.live.runner import RunnerSpec
+from rackserve.live.supervisor import RankStatus
+from rackserve.serving import OpenServer, _can_serve, describe_model, open_server
+from rackserve.text.tokenizer import pack
+from rackserve.verify import Transcript
+from tests.e2e.rig import VOCABULARY, hex_tokenizer
+from tests.live.processes import has_ended, until
+
+LAYOUT = digest_layout(16)
+SMALL = Topology(prefill_workers=1, decode_workers=1, prefill_blocks=64, decode_blocks=48, segment_blocks=16)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(hex_tokenizer(tmp_path_factory.mktemp("tokenizer")))
+
+
+def settings(tokenizer: str, **server: object) -> Settings:
+    spec = RunnerSpec(vocab_size=VOCABULARY)
+    return Settings(topology=SMALL, runner=spec, server=ServerConfig(port=0, tokenizer=tokenizer, **server))  # type: ignore[arg-type]
+
+
+# ---------------------------------------------------------------- what is served
+
+
+def test_the_context_is_what_the_smallest_rank_holds_unless_less_is_asked_for(tokenizer: str) -> None:
+    assert describe_model(settings(tokenizer), LAYOUT).max_model_len == 48 * 16
+    assert describe_model(settings(tokenizer, max_model_len=100), LAYOUT).max_model_len == 100
+
+
+def test_a_context_longer_than_a_rank_holds_is_refused_with_both_numbers(tokenizer: str) -> None:
+    with pytest.raises(ConfigError, match=r"server\.max_model_len is 769: .*a rank's blocks hold 768 \(raise topology"):
+        describe_model(settings(tokenizer, max_model_len=769), LAYOUT)
+
+
+def test_the_digest_model_needs_a_tokenizer_that_exists(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"server\.tokenizer: the digest model has no tokenizer of its own"):
+        describe_model(settings(""), LAYOUT)
+    with pytest.raises(FileFormatError, match=str(tmp_path)):
+        describe_model(settings(str(tmp_path)), LAYOUT)
+
+
+def test_kv_of_another_layout_or_format_has_another_namespace(tokenizer: str) -> None:
+    served = describe_model(settings(tokenizer), LAYOUT)
+    same = describe_model(settings(tokenizer, served_model_name="other"), LAYOUT)
+    assert served.namespace.root() == same.namespace.root() and (served.names, same.names) == (("digest",), ("other",))
+    window = describe_model(settings(tokenizer), digest_layout(16, window=True))
+    assert window.namespace.root() != served.namespace.root()
+
+
+# ---------------------------------------------------------------- readiness
+
+
+def status(role: str, state: str) -> RankStatus:
+    return RankStatus(f"{role}0", role, state, 1, 1, 0, 0.0, 0.0, 0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "ready"),
+    [
+        (["up"], ["up"], True),
+        (["failed", "up"], ["up"], True),
+        (["down"], ["starting"], True),  # it comes back, and requests wait for it
+        (["failed"], ["up"], False),
+        (["up"], ["failed", "failed"], False),
+    ],
+)
+def test_a_rack_can_serve_while_each_role_has_a_rank_that_is_up_or_comes_back(
+    prefill: list[str], decode: list[str], ready: bool
+) -> None:
+    ranks = [status("prefill", state) for state in prefill] + [status("decode", state) for state in decode]
+    assert _can_serve(ranks) is ready
+
+
+# ---------------------------------------------------------------- a server in this process
+
+
+async def ask(client: httpx.AsyncClient, ids: list[int], max_tokens: int) -> httpx.Response:
+    return await client.post("/v1/completions", json={"prompt": ids, "max_tokens": max_tokens, "temperature": 0})
+
+
+def client_of(server: OpenServer) -> httpx.AsyncClient:
+    return httpx.AsyncClient(base_url=server.url, trust_env=False, timeout=20)
+
+
+def test_sinks_and_transcript_see_what_clients_see_and_leaving_waits_for_open_answers(tokenizer: str) -> None:
+    events: list[Recorded] = []
+    transcript = Transcript()
+    ids = [7, 8, 9] * 20
+
+    async def run() -> list[int]:
+        async with open_server(settings(tokenizer), [events.append], transcript) as server:
+            pids = list(server.rack.pids.values())
+            assert (await client_of(server).get("/health")).status_code == 200
+            slow = asyncio.create_task(ask(client_of(server), ids, 300))
+            await until(lambda: any(answer.tokens for answer in transcript.answers.values()))
+        answer = await slow
+        assert answer.status_code == 200 and answer.json()["usage"]["completion_tokens"] == 300
+        with pytest.raises(httpx.ConnectError):
+            await client_of(server).get("/health")
+        return pids
+
+    pids = asyncio.run(asyncio.wait_for(run(), 30))
+    assert len(pids) == 2 and all(has_ended(pid) for pid in pids)
+    (answer,) = transcript.answers.values()
+    assert answer.complete and answer.tokens == cold_output(pack(ids), 300, vocab_size=VOCABULARY)
+    names = [type(item.event).__name__ for item in events]
+    assert names.count("RequestArrived") == names.count("RequestEnded") == 1 and "StepDone" in names
+
+
+def test_a_server_left_by_an_exception_does_not_wait_for_open_answers(tokenizer: str) -> None:
+    async def run() -> tuple[httpx.Response, list[int]]:
+        transcript = Transcript()
+        with pytest.raises(ZeroDivisionError):
+            async with open_server(settings(tokenizer, grace=600.0), transcript=transcript) as server:
+                pids = list(server.rack.pids.values())
+                endless = asyncio.create_task(ask(client_of(server), [1], 700))
+                await until(lambda: transcript.answers)
+                raise ZeroDivisionError
+        return await endless, pids
+
+    answer, pids = asyncio.run(asyncio.wait_for(run(), 20))
+    assert answer.status_code == 503 and answer.json()["error"]["code"] == "draining"
+    assert len(pids) == 2 and all(has_ended(pid) for pid in pids)
+
+
+def test_a_server_that_cannot_start_gives_its_port_back(tokenizer: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    server = ServerConfig(port=port)
+
+    async def run() -> None:
+        with pytest.raises(ConfigError, match=r"server\.tokenizer"):
+            async with open_server(Settings(topology=SMALL, runner=RunnerSpec(), server=server)):
+                pytest.fail("it started")
+
+    asyncio.run(asyncio.wait_for(run(), 30))
+    listen("127.0.0.1", port).close()
