@@ -15,6 +15,7 @@ class Deadlines(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     unavailable  how long a request waits for a rank to come (back) up before it fails
     retry        pause before a request that found no rank is placed again
     silence      an attempt without any output token or progress, seen from the frontend; then it is placed again
+    reorder      output tokens that came before those they follow
     booking      an attempt from placement to its end, seen from the router
     queue        waiting for blocks on a prefill rank
     lookup       an answer of the pool
@@ -29,6 +30,7 @@ class Deadlines(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     unavailable: float = 120.0
     retry: float = 0.2
     silence: float = 900.0
+    reorder: float = 1.0
     booking: float = 1200.0
     queue: float = 600.0
     lookup: float = 2.0

@@ -66,6 +66,7 @@ class _Live:
     first_token: Time = -1
     waiting_since: Time = -1
     output: array[int] = field(default_factory=lambda: array("i"))
+    early: list[TokensEmitted] = field(default_factory=list)
 
 
 class Frontend:
@@ -93,9 +94,9 @@ class Frontend:
     def num_live(self) -> int:
         return len(self._live)
 
-    def delivered(self) -> dict[str, tuple[int, int]]:
-        """For each live request: its attempt, and how many output tokens its client has."""
-        return {name: (live.attempt, live.emitted) for name, live in self._live.items()}
+    def delivered(self) -> dict[str, tuple[int, int, int]]:
+        """For each live request: its attempt, how many output tokens its client has, and how many messages wait for theirs."""
+        return {name: (live.attempt, live.emitted, len(live.early)) for name, live in self._live.items()}
 
     def handle(self, message: Message) -> None:
         handler = self._handlers.get(type(message))
@@ -160,6 +161,7 @@ class Frontend:
             self._end(live, "aborted", error="unavailable", detail=f"gave up after {live.failures} failures: {reason}")
             return
         self._alarms.clear(live.request.id, live.attempt)
+        live.early.clear()
         live.attempt += 1
         request = live.request
         fresh = live.output[request.num_emitted :]
@@ -180,10 +182,18 @@ class Frontend:
                 over = AbortAttempt(message.request, message.attempt, "attempt is over")
                 self._ports.transport.send(message.rank.worker, over)
             return
-        if message.index > live.emitted:  # tokens between were lost on the way: only another attempt can make them again
-            self._abort_attempt(live, "output lost")
-            self._retry(live, "output lost")
+        if message.index > live.emitted:  # the decode rank's tokens may overtake the first one, which the prefill rank sends
+            live.early.append(message)
+            if len(live.early) == 1:
+                due = self._ports.clock.now() + self._deadlines.ns("reorder")
+                self._alarms.set(due, Timeout("reorder", live.request.id, live.attempt))
             return
+        early, live.early = live.early, []
+        self._take_tokens(live, message)
+        for waiting in early:
+            self._on_tokens(waiting)
+
+    def _take_tokens(self, live: _Live, message: TokensEmitted) -> None:
         tokens = message.tokens[live.emitted - message.index :]
         now = self._ports.clock.now()
         live.heard = now
@@ -218,6 +228,10 @@ class Frontend:
             return
         elif message.kind == "retry":
             self._place(live)
+        elif message.kind == "reorder":
+            if live.early:  # the tokens before these were lost on the way: only another attempt can make them again
+                self._abort_attempt(live, "output lost")
+                self._retry(live, "output lost")
         elif message.kind == "silence":
             due = live.heard + self._deadlines.ns("silence")
             if self._ports.clock.now() < due:

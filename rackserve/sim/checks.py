@@ -25,7 +25,7 @@ class FrontendWatch:
         key = message.key if isinstance(message, AttemptMessage) else key
         before = self._frontend.delivered()
         self._frontend.handle(message)
-        if key is not None and before.get(key[0], (0, 0))[0] != key[1] and self._frontend.delivered() != before:
+        if key is not None and before.get(key[0], (0, 0, 0))[0] != key[1] and self._frontend.delivered() != before:
             raise InvariantError(f"{type(message).__name__} of attempt {key}, which is over, was not ignored (I10)")
 
 

@@ -39,8 +39,8 @@ CLIENT = "client"
 VOCAB = 32
 
 PATIENT = Deadlines(
-    request=600, unavailable=60, retry=0.05, silence=20, booking=15, queue=8, lookup=0.05, transfer=0.9, handover=3, receive=10,
-    fence=0.1,
+    request=600, unavailable=60, retry=0.05, silence=20, reorder=0.003, booking=15, queue=8, lookup=0.05, transfer=0.9,
+    handover=3, receive=10, fence=0.1,
 )  # fmt: skip
 HASTY = msgspec.structs.replace(PATIENT, queue=0.2, lookup=0.001, transfer=0.02, handover=0.02, receive=0.03, fence=0.002)
 """So short that ranks often give up on each other while the other side is still at it."""

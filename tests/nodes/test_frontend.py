@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from rackserve.base.errors import ConfigError
 from rackserve.base.events import AttemptRetried, FirstTokenSent, MessageDropped, RequestEnded
-from rackserve.base.ids import FRONTEND, ROUTER, Rank
+from rackserve.base.ids import FRONTEND, ROUTER, NodeId, Rank
 from rackserve.base.messages import (
     AbortAttempt,
     AttemptLost,
@@ -23,6 +23,7 @@ from rackserve.base.messages import (
     Submit,
     TokensEmitted,
 )
+from rackserve.base.units import Time
 from rackserve.nodes.frontend import FrontendConfig
 from tests.nodes.rig import CLIENT, MS, SHORT, Rig, prompt
 
@@ -275,3 +276,16 @@ def test_a_rank_whose_abort_was_lost_is_told_again_when_it_emits() -> None:
     assert answer.finish == "cancelled"
     assert rig.decode().is_quiet, "the rank would otherwise go on to token 200"
     rig.rest()
+
+
+def test_tokens_that_overtake_the_first_one_wait_for_it() -> None:
+    rig = Rig()
+
+    def late(source: NodeId, target: NodeId, message: Message) -> list[Time] | None:
+        return [20 * MS] if isinstance(message, TokensEmitted) and source == "prefill0" else None
+
+    rig.rules.append(late)
+    answer = rig.submit("r", prompt(12), 8)
+    rig.rest()
+    assert (answer.finish, answer.attempts) == ("length", 1)
+    assert not rig.events_of(AttemptRetried)
