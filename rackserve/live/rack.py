@@ -18,7 +18,7 @@ from rackserve.live.host import LiveHost
 from rackserve.live.rank_spec import RankSpec
 from rackserve.live.recorder import EVENTS_CHANNEL, FanOut, NodeRecorder, Sink
 from rackserve.live.regions import RegionOwner
-from rackserve.live.runner import RunnerSpec, layout_of
+from rackserve.live.runner import RunnerSpec, layout_of, require_packages
 from rackserve.live.supervisor import ENGINE_COMMAND, SUPERVISOR, RankStatus, Supervisor, SupervisorConfig
 from rackserve.live.transport import CONTROL, LiveTransport, Meeting, Wire
 from rackserve.nodes.ports import Ports
@@ -43,8 +43,9 @@ class LiveRack:
         supervisor: SupervisorConfig | None = None,
         command: Sequence[str] = ENGINE_COMMAND,
     ) -> None:
-        """Raises ConfigError for what the live host cannot run. `command` starts a rank process."""
+        """`command` starts a rank process. ConfigError for what the live host cannot run, ResourceError if packages lack."""
         refuse_groups(config.topology)
+        require_packages(runner)
         self._config = config
         self._runner = runner
         self._supervision = supervisor or SupervisorConfig(step=config.deadlines.step)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Literal, Protocol
 
 import msgspec
@@ -10,6 +11,9 @@ from rackserve.base.errors import ConfigError
 from rackserve.base.kv_layout import KvLayout
 from rackserve.base.step import Step, StepResult
 from rackserve.digest_model import DigestRunner, digest_layout
+from rackserve.model.extra import require_engine
+
+log = logging.getLogger("rackserve.live")
 
 
 class Runner(Protocol):
@@ -48,19 +52,33 @@ def layout_of(spec: RunnerSpec) -> KvLayout:
     if spec.kind == "digest":
         return digest_layout(spec.block_tokens, window=spec.window)
     from rackserve.model.files import open_model
-    from rackserve.model.kv_arena import kv_layout
+    from rackserve.model.layout import kv_layout
 
     return kv_layout(open_model(spec.model).config, spec.block_tokens, spec.dtype)
 
 
+def require_packages(spec: RunnerSpec) -> None:
+    """ResourceError with the remedy if a package is missing that the model needs to compute; its layout needs none."""
+    if spec.kind == "llama":
+        require_engine()
+
+
 def open_runner(spec: RunnerSpec, arena: memoryview, num_blocks: int) -> Runner:
-    """Load the model for a rank whose KV blocks and window slots live in `arena`. It computes on one thread."""
+    """Load the model for a rank whose KV blocks and window slots live in `arena`. It computes on one thread.
+
+    Logs one line if this machine's matrix products must be cut so that an answer cannot depend on its neighbours.
+    """
     if spec.kind == "digest":
         return DigestRunner(arena, num_blocks, layout_of(spec), spec.vocab_size)
     import torch
 
     from rackserve.model.files import open_model
+    from rackserve.model.products import TILE_ROWS
     from rackserve.model.runner import LlamaRunner
 
     torch.set_num_threads(1)
-    return LlamaRunner(open_model(spec.model), arena, num_blocks, spec.block_tokens, dtype=spec.dtype)
+    runner = LlamaRunner(open_model(spec.model), arena, num_blocks, spec.block_tokens, dtype=spec.dtype)
+    if runner.products != "direct":
+        how = f"in tiles of {TILE_ROWS} rows" if runner.products == "tiled" else "row by row"
+        log.warning("matrix products on this CPU round by the number of rows; computing %s, so that answers do not change", how)
+    return runner

@@ -1,8 +1,8 @@
 """Attention over KV that lies in blocks, with results that do not depend on what else is computed beside a query.
 
-Keys are cut into partitions of a fixed number of positions. Every matrix product has a fixed inner size and at least
-`MIN_ROWS` rows, row maxima are exact, and partial sums are added in order of position, so a query's output has the same
-bits in a long prefill, in a chunk, in a batch and alone.
+Keys are cut into partitions of a fixed number of positions. Every matrix product has a fixed inner size and rows that do not
+depend on each other (`Products`), row maxima are exact, and partial sums are added in order of position, so a query's output
+has the same bits in a long prefill, in a chunk, in a batch and alone.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from rackserve.base.units import blocks_for
 from rackserve.model.kv_arena import KvArena
+from rackserve.model.products import MIN_ROWS, batch_agrees, choose
 
 PARTITION_TOKENS = 128
 """Key positions per partition, rounded to whole blocks. The bits of an output depend on it."""
@@ -24,9 +25,6 @@ TILE_TOKENS = 64
 
 PIECE_PARTITIONS = 6
 """Partitions gathered and widened at once, so that they stay in the cache of a core. No effect on the bits."""
-
-MIN_ROWS = 3
-"""Matrix products with fewer rows take another path in the BLAS, which rounds differently."""
 
 
 @dataclass(slots=True)
@@ -74,17 +72,26 @@ class Tile:
 
 
 class Attention:
-    """Attention over one arena. Its scratch memory lasts, because fresh pages cost more than the copy into them."""
+    """Attention with `heads` query heads over one arena. `products`: how its matrix products are computed here.
 
-    __slots__ = ("_arena", "_blocks", "_stored", "_wide", "_width")
+    Its scratch memory lasts, because fresh pages cost more than the copy into them.
+    """
 
-    def __init__(self, arena: KvArena) -> None:
+    __slots__ = ("_arena", "_blocks", "_stored", "_wide", "_width", "products")
+
+    def __init__(self, arena: KvArena, heads: int) -> None:
         self._arena = arena
         self._blocks = max(1, PARTITION_TOKENS // arena.block_tokens)
         self._width = self._blocks * arena.block_tokens
         shape = (PIECE_PARTITIONS * arena.kv_heads, self._width, arena.head_dim)
         self._stored = torch.empty(shape, dtype=arena.dtype)
         self._wide = self._stored if arena.dtype == torch.float32 else torch.empty(shape)
+        generator = torch.Generator().manual_seed(0)
+        query = torch.randn(shape[0], TILE_TOKENS * heads // arena.kv_heads, arena.head_dim, generator=generator)
+        keys, values = torch.randn(2, *shape, generator=generator)
+        scores = torch.rand(*query.shape[:2], self._width, generator=generator)
+        tried = ((query, keys.transpose(1, 2)), (scores, values))
+        self.products = choose(lambda products: all(batch_agrees(products, *pair, arena.kv_heads) for pair in tried))
 
     def plan(self, spans: Sequence[Span]) -> list[Tile]:
         """Where the queries of one step read, for `attend` of every layer. Spans of one token come first."""
@@ -166,7 +173,8 @@ class Attention:
         scores = torch.empty(seen * kv_heads, padded, width)
         for piece in tile.pieces:
             part = slice(piece.begin * kv_heads, piece.end * kv_heads)
-            torch.bmm(spread[part], self._read(layer, piece.keys).transpose(1, 2), out=scores[part])
+            keys = self._read(layer, piece.keys).transpose(1, 2)
+            self.products.bmm(spread[part], keys, scores[part], kv_heads)
         total = _softmax(scores.view(seen, kv_heads, padded, width), tile, rows)
         parts = torch.empty(seen * kv_heads, padded, head_dim)
         for piece in tile.pieces:
@@ -174,7 +182,7 @@ class Attention:
             values = self._read(layer, piece.values)
             if len(piece.dead):  # unused memory may hold anything, and 0 * NaN is NaN
                 values.view(-1, head_dim).index_fill_(0, piece.dead, 0.0)
-            torch.bmm(scores[part], values, out=parts[part])
+            self.products.bmm(scores[part], values, parts[part], kv_heads)
         mixed = torch.zeros(batch, kv_heads, padded, head_dim)
         mixed.index_add_(0, tile.owner, parts.view(seen, kv_heads, padded, head_dim))
         mixed = (mixed / total.unsqueeze(-1))[:, :, :rows].view(batch, kv_heads, tokens, shared, head_dim)

@@ -19,6 +19,7 @@ from pathlib import Path
 import msgspec
 
 from rackserve.base.errors import FileFormatError, RackserveError, ResourceError
+from rackserve.model.extra import require_engine
 
 FORMAT = 1
 """Raised whenever a conversion writes something else, so that old cache folders are left alone."""
@@ -94,6 +95,7 @@ def prepare(
 
 
 def _make(model: EmbeddedModel, root: Path, fetch: Fetch, progress: Progress) -> None:
+    require_engine()
     # Here, because a process that only needs the tokenizer opens models too and has no use for torch.
     from rackserve.model.loader.gguf import convert_gguf
 

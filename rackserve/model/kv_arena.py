@@ -6,26 +6,15 @@ Block b is the bytes [b * block_bytes, (b + 1) * block_bytes), inside it [layer]
 from __future__ import annotations
 
 import mmap
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from rackserve.base.errors import ConfigError
-from rackserve.base.kv_layout import KvGroup, KvLayout
 from rackserve.model.config import LlamaConfig
-
-KvDtype = Literal["bf16", "fp32"]
+from rackserve.model.layout import KvDtype, kv_layout
 
 TORCH_DTYPES: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "fp32": torch.float32}
-
-
-def kv_layout(config: LlamaConfig, block_tokens: int, dtype: KvDtype) -> KvLayout:
-    """Bytes per block of `block_tokens` positions with keys and values stored as `dtype`. ConfigError on an unknown dtype."""
-    if dtype not in TORCH_DTYPES:
-        raise ConfigError(f"engine.dtype must be one of {', '.join(TORCH_DTYPES)}, got {dtype!r}")
-    values = config.num_layers * 2 * config.num_kv_heads * config.head_dim * block_tokens
-    return KvLayout(block_tokens, (KvGroup(f"kv.{dtype}", "full", values * TORCH_DTYPES[dtype].itemsize),))
 
 
 class KvArena:

@@ -13,14 +13,12 @@ from rackserve.model.attention import Attention, Span
 from rackserve.model.config import LlamaConfig
 from rackserve.model.kv_arena import KvArena
 from rackserve.model.loader.safetensors import TensorFiles
-
-MIN_ROWS = 2
-"""A product with one row is a matrix-vector product in the BLAS, which rounds differently."""
+from rackserve.model.products import MIN_ROWS, MODES, Mode, Products, choose, rows_agree
 
 
 @dataclass(slots=True)
 class LayerWeights:
-    """One layer, matrices as [in, out] float32: in this order a product's rows do not depend on how many there are."""
+    """One layer, matrices as [in, out] float32: in this order most libraries keep the rows of a product apart."""
 
     attention_norm: Tensor
     qkv: Tensor
@@ -32,13 +30,19 @@ class LayerWeights:
 
 @dataclass(slots=True)
 class LlamaWeights:
-    """All weights. `embedding` [vocab, hidden] as stored, on shared pages; `head` float32 [hidden, vocab]."""
+    """All weights, and how to multiply by them on this machine.
+
+    embedding  [vocab, hidden] as stored, on shared pages
+    head       float32 [hidden, vocab]
+    products   tried with these matrices when they were loaded
+    """
 
     config: LlamaConfig
     embedding: Tensor
     layers: list[LayerWeights]
     norm: Tensor
     head: Tensor
+    products: Products
 
 
 def load_weights(folder: Path, config: LlamaConfig) -> LlamaWeights:
@@ -67,13 +71,16 @@ def load_weights(folder: Path, config: LlamaConfig) -> LlamaWeights:
                 down=matrix((f"{mlp}.down_proj", hidden), inner=config.ffn_size),
             )
 
-        head = "model.embed_tokens" if config.tied else "lm_head"
+        layers = [layer(number) for number in range(config.num_layers)]
+        head = matrix(("model.embed_tokens" if config.tied else "lm_head", config.vocab_size), inner=hidden)
+        shapes = (layers[0].qkv, layers[0].output, layers[0].gate_up, layers[0].down, head)
         return LlamaWeights(
             config=config,
             embedding=files.read("model.embed_tokens.weight", (config.vocab_size, hidden)),
-            layers=[layer(number) for number in range(config.num_layers)],
+            layers=layers,
             norm=norm("model.norm"),
-            head=matrix((head, config.vocab_size), inner=hidden),
+            head=head,
+            products=choose(lambda products: all(rows_agree(products, matrix) for matrix in shapes)),
         )
 
 
@@ -86,36 +93,41 @@ class Llama:
         config = weights.config
         self._weights = weights
         self._arena = arena
-        self._attention = Attention(arena)
+        self._attention = Attention(arena, config.num_heads)
         inverse = config.rope_theta ** -(torch.arange(0, config.head_dim, 2).float() / config.head_dim)
         angles = torch.outer(torch.arange(config.max_positions).float(), inverse)
         self._cos = angles.cos().repeat(1, 2)[:, None, :]
         self._sin = torch.cat((-angles.sin(), angles.sin()), -1)[:, None, :]
+
+    @property
+    def products(self) -> Mode:
+        """How products are computed: the slower of what the weights and the attention need."""
+        return max(self._weights.products.mode, self._attention.products.mode, key=MODES.index)
 
     def forward(self, tokens: Tensor, spans: Sequence[Span], wanted: Tensor) -> Tensor:
         """Compute positions and store their KV; logits float32 [len(wanted), vocab] of the rows in `wanted`.
 
         tokens: int64 [rows], the tokens of all `spans` one after the other; spans of one token come first.
         """
-        config, weights, arena = self._weights.config, self._weights, self._arena
+        config, weights, arena, mm = self._weights.config, self._weights, self._arena, self._weights.products.mm
         rows = len(tokens)
         positions = torch.cat([torch.arange(span.start, span.start + span.num_tokens) for span in spans])
         slots = self._slots(spans)
         plan = self._attention.plan(spans)
         if rows < MIN_ROWS:
-            tokens, positions = tokens.repeat(MIN_ROWS), positions.repeat(MIN_ROWS)
+            tokens, positions = tokens.repeat(MIN_ROWS)[:MIN_ROWS], positions.repeat(MIN_ROWS)[:MIN_ROWS]
         cos, sin = self._cos[positions], self._sin[positions]
         heads, kv_heads = config.num_heads, config.num_kv_heads
         mixed = torch.zeros(len(tokens), heads * config.head_dim)
         hidden = torch.nn.functional.embedding(tokens, weights.embedding).float()
         for number, layer in enumerate(weights.layers):
-            qkv = torch.mm(self._norm(hidden, layer.attention_norm), layer.qkv).view(len(tokens), -1, config.head_dim)
+            qkv = mm(self._norm(hidden, layer.attention_norm), layer.qkv).view(len(tokens), -1, config.head_dim)
             query, key, value = qkv[:, :heads], qkv[:, heads : heads + kv_heads], qkv[:, heads + kv_heads :]
             arena.write(number, slots, _rotate(key, cos, sin)[:rows], value[:rows])
             self._attention.attend(number, plan, _rotate(query, cos, sin)[:rows], mixed)
-            hidden = hidden + torch.mm(mixed, layer.output)
-            gate, up = torch.mm(self._norm(hidden, layer.ffn_norm), layer.gate_up).chunk(2, -1)
-            hidden = hidden + torch.mm(torch.nn.functional.silu(gate.contiguous()).mul_(up), layer.down)
+            hidden = hidden + mm(mixed, layer.output)
+            gate, up = mm(self._norm(hidden, layer.ffn_norm), layer.gate_up).chunk(2, -1)
+            hidden = hidden + mm(_silu(gate).mul_(up), layer.down)
         return self._logits(hidden, wanted)
 
     def _logits(self, hidden: Tensor, wanted: Tensor) -> Tensor:
@@ -123,8 +135,8 @@ class Llama:
         if count == 0:
             return torch.empty(0, self._weights.config.vocab_size)
         if count < MIN_ROWS:
-            wanted = wanted.repeat(MIN_ROWS)
-        return torch.mm(self._norm(hidden[wanted], self._weights.norm), self._weights.head)[:count]
+            wanted = wanted.repeat(MIN_ROWS)[:MIN_ROWS]
+        return self._weights.products.mm(self._norm(hidden[wanted], self._weights.norm), self._weights.head)[:count]
 
     def _norm(self, hidden: Tensor, weight: Tensor) -> Tensor:
         return torch.nn.functional.rms_norm(hidden, weight.shape, weight, self._weights.config.norm_eps)
@@ -142,3 +154,8 @@ class Llama:
 def _rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary position embedding of [rows, heads, head_dim]; `sin` carries the sign of the first half."""
     return heads * cos + heads.roll(heads.shape[-1] // 2, -1) * sin
+
+
+def _silu(gate: Tensor) -> Tensor:
+    """x / (1 + exp(-x)). torch's own `silu` takes another exponential for what its vectors leave over at the end of memory."""
+    return gate / gate.neg().exp_().add_(1.0)

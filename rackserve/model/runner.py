@@ -16,8 +16,10 @@ from rackserve.base.step import ItemResult, Step, StepItem, StepResult
 from rackserve.model.attention import Span
 from rackserve.model.config import LlamaConfig
 from rackserve.model.files import ModelFiles
-from rackserve.model.kv_arena import KvArena, KvDtype, kv_layout
+from rackserve.model.kv_arena import KvArena
+from rackserve.model.layout import KvDtype, kv_layout
 from rackserve.model.llama import Llama, LlamaWeights, load_weights
+from rackserve.model.products import Mode
 from rackserve.model.sampler import sample, token_logprobs
 
 
@@ -61,6 +63,11 @@ class LlamaRunner:
         self.weights = weights or load_weights(files.path, files.config)
         self._llama = Llama(self.weights, self._arena)
         self._sequences: dict[int, EngineSequence] = {}
+
+    @property
+    def products(self) -> Mode:
+        """How matrix products are computed here, so that rows do not depend on each other."""
+        return self._llama.products
 
     @staticmethod
     def layout_of(config: LlamaConfig, block_tokens: int, dtype: KvDtype = "bf16") -> KvLayout:

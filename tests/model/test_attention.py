@@ -11,7 +11,8 @@ from torch import Tensor
 
 from rackserve.model.attention import PIECE_PARTITIONS, Attention, Span
 from rackserve.model.config import LlamaConfig
-from rackserve.model.kv_arena import KvArena, KvDtype, kv_layout
+from rackserve.model.kv_arena import KvArena
+from rackserve.model.layout import KvDtype, kv_layout
 from tests.model import tiny
 
 NUM_BLOCKS = 340
@@ -27,7 +28,7 @@ class Setup:
         generator = torch.Generator().manual_seed(sum(lengths) + block_tokens)
         memory = bytearray(b"\xff" * (NUM_BLOCKS * kv_layout(config, block_tokens, dtype).block_bytes))
         arena = KvArena(memoryview(memory), config, NUM_BLOCKS, block_tokens, dtype)
-        self.attention = Attention(arena)
+        self.attention = Attention(arena, config.num_heads)
         free = torch.randperm(NUM_BLOCKS, generator=generator).tolist()
         self.tables: list[list[int]] = []
         self.kv: list[tuple[Tensor, Tensor]] = []

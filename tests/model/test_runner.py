@@ -12,9 +12,11 @@ from rackserve.base.errors import ConfigError, InvariantError
 from rackserve.base.request import SamplingParams
 from rackserve.base.step import ItemResult, Step, StepItem
 from rackserve.model.files import ModelFiles
-from rackserve.model.kv_arena import KvDtype
-from rackserve.model.llama import LlamaWeights
+from rackserve.model.layout import KvDtype
+from rackserve.model.llama import LlamaWeights, load_weights
+from rackserve.model.products import Mode, Products
 from rackserve.model.runner import LlamaRunner
+from tests.model import libraries
 
 BLOCK_TOKENS = 4
 NUM_BLOCKS = 400
@@ -147,6 +149,40 @@ def test_a_seeded_request_draws_the_same_whoever_shares_its_batch(rank: Rank) ->
         mixed += rank.run(*items)[3].tokens
     assert mixed == alone
     assert cold(rank, prompt, 6, SamplingParams(temperature=0.9, top_p=0.95, seed=8)) != alone
+
+
+def whole_and_in_parts(files: ModelFiles) -> tuple[LlamaRunner, ItemResult, ItemResult]:
+    """A prompt's result from one step alone, and from two in which others take part."""
+    rank = Rank(files, load_weights(files.path, files.config))
+    prompt = prompt_of(7, 100)
+    whole = rank.run(rank.item(1, 0, prompt, True, logprobs=5))[0]
+    rank.run(rank.item(2, 0, prompt[:37], False), rank.item(3, 0, prompt_of(4, 90), False))
+    parts = rank.run(rank.item(4, 0, [1], True), rank.item(2, 37, prompt[37:], True, logprobs=5))[1]
+    return rank.runner, whole, parts
+
+
+@pytest.mark.parametrize(
+    ("library", "mode"),
+    [(libraries.by_itself, "direct"), (libraries.by_count, "tiled"), (libraries.by_place, "single")],
+)
+def test_a_token_depends_on_its_sequence_alone_whatever_the_library_does(
+    library: libraries.Scale, mode: Mode, tiny_files: ModelFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    libraries.install(monkeypatch, library)
+    runner, whole, parts = whole_and_in_parts(tiny_files)
+    assert runner.products == mode
+    assert (parts.tokens, parts.logprobs) == (whole.tokens, whole.logprobs)
+
+
+@pytest.mark.parametrize("library", [libraries.by_count, libraries.by_place])
+def test_such_a_library_would_be_seen_in_the_output(
+    library: libraries.Scale, tiny_files: ModelFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    libraries.install(monkeypatch, library)
+    for module in ("llama", "attention"):
+        monkeypatch.setattr(f"rackserve.model.{module}.choose", lambda holds: Products("direct"))
+    _, whole, parts = whole_and_in_parts(tiny_files)
+    assert parts.logprobs != whole.logprobs
 
 
 def test_a_preempted_sequence_continues_under_a_new_number(rank: Rank) -> None:
