@@ -17,7 +17,6 @@ from rackserve.base.kv_layout import KvGroup, KvLayout
 from rackserve.base.rng import Stream
 from rackserve.bench.demo import demo_trace
 from rackserve.bench.metrics import Summary, summarize
-from rackserve.bench.scale import ScaledTrace
 from rackserve.commands import link_of, read_costs
 from rackserve.config import load_settings
 from rackserve.demo import ARMS, CONCURRENCY, DEMO_SETTINGS, TIME_SCALE
@@ -48,17 +47,10 @@ class Pair(msgspec.Struct, frozen=True):
         return self.pool_ttft_ms / self.affinity_ttft_ms
 
 
-def shuffled(trace: ScaledTrace, seed: int) -> ScaledTrace:
-    """The sessions in an order that depends on the seed: who meets whom in the caches is what differs between seeds."""
-    stream, left = Stream("order", seed), list(trace.sessions)
-    order = [left.pop(stream.below(len(left))) for _ in range(len(left))]
-    return msgspec.structs.replace(trace, sessions=tuple(order))
-
-
 def simulate(arm: str, blocks: int, seed: int, costs: dict[str, StepCost]) -> Summary:
     changes = [f"{key}={msgspec.json.encode(value).decode()}" for key, value in ARMS[arm].items()]
     settings = load_settings(None, [*changes, f"topology.prefill_blocks={blocks}"], DEMO_SETTINGS)
-    trace = shuffled(demo_trace(time_scale=TIME_SCALE), seed)
+    trace = demo_trace(time_scale=TIME_SCALE).shuffled(seed)
     spec = ReplaySpec(arm[:1], trace, CONCURRENCY, TIME_SCALE, seed)
     recording = replay_simulated(spec, settings.rack, LAYOUT, costs, link_of(settings))
     return summarize(recording.run, recording.requests)

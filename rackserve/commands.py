@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import signal
 import sys
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import httpx
 import msgspec
 
 from rackserve.base.costs import StepCost
-from rackserve.base.errors import ConfigError, FileFormatError, InvariantError, RackserveError
+from rackserve.base.errors import ConfigError, FileFormatError, InvariantError
 from rackserve.base.keys import CacheNamespace
 from rackserve.bench.demo import demo_sessions
 from rackserve.bench.metrics import result_json
@@ -26,6 +28,7 @@ from rackserve.replay import ASSUMED_COSTS, ReplaySpec, arm_of, replay_live, rep
 from rackserve.report.compare import Arm, print_comparison
 from rackserve.report.html import write_report
 from rackserve.sim.store import LinkCost
+from rackserve.sim.swarm import SwarmResult
 
 
 def print_settings(settings: Settings) -> None:
@@ -239,22 +242,28 @@ def swarm(options: argparse.Namespace) -> int:
         result = run_seed(options.seed)
         print(msgspec.json.format(msgspec.json.encode(result)).decode())
         return 0
-    totals = {"finished": 0, "failed": 0, "cancelled": 0, "retried": 0, "events": 0}
-    broken: list[RackserveError] = []
-    for seed in range(options.seeds):
-        try:
-            result = run_seed(seed)
-        except InvariantError as error:
-            broken.append(error)
-            print(error, file=sys.stderr, flush=True)
-            continue
-        totals["finished"] += result.finished
-        totals["failed"] += result.failed
-        totals["cancelled"] += result.cancelled
-        totals["retried"] += result.retried
-        totals["events"] += result.num_events
-        if (seed + 1) % 25 == 0:
-            print(f"{seed + 1} of {options.seeds} seeds, {len(broken)} broken", flush=True)
+    totals = dict.fromkeys(("finished", "failed", "cancelled", "retried", "num_events"), 0)
+    num_broken = 0
+    with ProcessPoolExecutor(os.cpu_count()) as pool:
+        for number, (done, error) in enumerate(pool.map(_swarm_seed, range(options.seeds)), 1):
+            if done is None:
+                num_broken += 1
+                print(error, file=sys.stderr, flush=True)
+            else:
+                for name in totals:
+                    totals[name] += getattr(done, name)
+            if number % 25 == 0:
+                print(f"{number} of {options.seeds} seeds, {num_broken} broken", flush=True)
     what = ", ".join(f"{value} {name}" for name, value in totals.items())
-    print(f"{options.seeds - len(broken)} of {options.seeds} seeds hold all laws; requests: {what}")
-    return InvariantError.exit_code if broken else 0
+    print(f"{options.seeds - num_broken} of {options.seeds} seeds hold all laws; requests: {what.replace('num_', '')}")
+    return InvariantError.exit_code if num_broken else 0
+
+
+def _swarm_seed(seed: int) -> tuple[SwarmResult | None, str]:
+    """The result of one seed, or the broken law as text."""
+    from rackserve.sim.swarm import run_seed
+
+    try:
+        return run_seed(seed), ""
+    except InvariantError as error:
+        return None, str(error)

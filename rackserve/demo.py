@@ -81,6 +81,7 @@ class _Demo:
         self._layout: KvLayout | None = None
 
     def run(self) -> int:
+        print(f"seed {self._seed}: prompts and the order of sessions", flush=True)
         live, transcripts = asyncio.run(self._live())
         recordings = list(live)
         costs: dict[str, StepCost] = {}
@@ -117,9 +118,8 @@ class _Demo:
             "step-time model": "fitted to every second live step of this arm, tested on the others",
         }
         concurrency = self._options.concurrency or CONCURRENCY
-        return ReplaySpec(
-            name[:1], demo_trace(time_scale=TIME_SCALE), concurrency, TIME_SCALE, self._seed, self._options.serial, config
-        )
+        trace = demo_trace(time_scale=TIME_SCALE).shuffled(self._seed)
+        return ReplaySpec(name[:1], trace, concurrency, TIME_SCALE, self._seed, self._options.serial, config)
 
     async def _live(self) -> tuple[list[Recording], list[Transcript]]:
         """Replay every arm live, one after the other; SIGTERM ends it like Ctrl-C, and neither leaves anything running."""

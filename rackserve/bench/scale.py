@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import msgspec
 
 from rackserve.base.errors import ConfigError
+from rackserve.base.rng import Stream
 from rackserve.base.units import Time
 from rackserve.bench.trace import Session, Subagent, TraceRequest, requests_of
 
@@ -22,11 +23,19 @@ class ScaledTrace(msgspec.Struct, frozen=True):
 
     def describe(self) -> str:
         """One line for the head of a run's output."""
+        whole = f"{len(self.sessions)} sessions, {self.num_requests} requests"
+        if not self.num_sessions_cut:
+            return whole
         return (
-            f"{len(self.sessions)} sessions, {self.num_requests} requests; {self.num_sessions_cut} sessions end early, leaving "
-            f"out {self.num_cut_by_context} requests from where the context no longer fits and {self.num_cut_by_turns} beyond "
-            "the turn limit"
+            f"{whole}; {self.num_sessions_cut} sessions end early, leaving out {self.num_cut_by_context} requests from where "
+            f"the context no longer fits and {self.num_cut_by_turns} beyond the turn limit"
         )
+
+    def shuffled(self, seed: int) -> ScaledTrace:
+        """The sessions in an order that depends on the seed: who meets whom in the caches is what differs between seeds."""
+        stream, left = Stream("order", seed), list(self.sessions)
+        order = [left.pop(stream.below(len(left))) for _ in range(len(left))]
+        return msgspec.structs.replace(self, sessions=tuple(order))
 
 
 class _Scaler:

@@ -194,6 +194,9 @@ def verdicts(arms: Sequence[Arm]) -> list[str]:
             ratio = new.ttft_ms.p50 / old.ttft_ms.p50
             change = f"{1 / ratio:.2f}x lower" if ratio < 1 else f"{ratio:.2f}x higher"
             parts.append(f"median time to first token {change}")
+        if old.run.host != new.run.host and old.prompt_tokens > old.cached_tokens:
+            computed = (new.prompt_tokens - new.cached_tokens) / (old.prompt_tokens - old.cached_tokens)
+            parts.append(f"cached tokens {new.cached_tokens / max(1, old.cached_tokens):.2f}x, uncached {computed:.2f}x")
         if old.duration_s > 0:
             parts.append(f"duration {new.duration_s / old.duration_s:.2f}x")
         lines.append(f"{heading}: {', '.join(parts)}")
