@@ -39,11 +39,11 @@ from rackserve.verify import TIE, Transcript, compare_with_cold
 
 TIME_SCALE = 100.0
 CONCURRENCY = 6
-"""Live session trees. With a mean context of some 600 tokens they need about 3,600 tokens of KV, which is what the two prefill
-ranks hold together: the knee, where pinning sessions to ranks begins to cost hits."""
+"""Live session trees. With a mean context of some 590 tokens they need about 3,500 tokens of KV; the two prefill ranks hold
+3,072 together. That is the knee, where pinning sessions to ranks begins to cost hits."""
 
 DEMO_SETTINGS = Settings(
-    topology=Topology(prefill_workers=2, decode_workers=1, prefill_blocks=112, decode_blocks=384, segment_blocks=256),
+    topology=Topology(prefill_workers=2, decode_workers=1, prefill_blocks=96, decode_blocks=384, segment_blocks=256),
     scheduler=SchedulerConfig(max_batched_tokens=256, max_sequences=16, max_steps_in_flight=1),
     runner=RunnerSpec(kind="llama", model="embedded", block_tokens=16),
     server=ServerConfig(port=0),
