@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
 OPERATIONS = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
 CODE_NAME = re.compile(r"`((?:rackserve|tests|docs|scripts|benchmarks)/[\w./-]*)`")
-PACKAGE_NAME = re.compile(r"`((?:base|runs|kv|sched|route|pool|nodes|sim|live|model|text|api|bench|report)/[\w./-]*)`")
+PACKAGE_NAME = re.compile(r"`((?:base|kv|sched|route|pool|nodes|sim|live|model|text|api|bench|report)/[\w./-]*)`")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
