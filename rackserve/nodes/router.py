@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rackserve.base.errors import InvariantError
 from rackserve.base.events import MessageDropped, RequestPlaced
 from rackserve.base.ids import FRONTEND, POOL_RANK, ROUTER, Attempt, Rank
-from rackserve.base.keys import count
+from rackserve.base.keys import prefix
 from rackserve.base.messages import (
     AbortAttempt,
     AttemptFailed,
@@ -36,9 +36,9 @@ from rackserve.nodes.deadlines import Deadlines
 from rackserve.nodes.ports import Ports
 from rackserve.route.cost import Candidate, uncached_work
 from rackserve.route.index import PrefixIndex
-from rackserve.route.limits import admissible, admit
+from rackserve.route.limits import admissible, no_room
 from rackserve.route.load import LoadBook
-from rackserve.route.placement import POLICIES, DecodeCandidate, PlacementAsk, RouterConfig, place_decode
+from rackserve.route.placement import POLICIES, DecodeCandidate, RouterConfig, place_decode
 from rackserve.route.promises import Promises
 
 
@@ -100,20 +100,20 @@ class Router:
             return
         # What was accepted once is not turned away for load: the client already reads its answer.
         limits = self._config if request.attempt == 1 else UNLIMITED
+        held = self.index.match(request.chain)
+        candidates = self._candidates(request, held)
+        roomy = admissible(limits, candidates)
         refusal = self._impossible(request)
-        candidates = [] if refusal else self._candidates(request)
-        if refusal is None:
-            found = admit(limits, candidates)
-            if found is None and not self._up["decode"]:
-                refusal = Refused(*request.key, "unavailable", "no decode rank is up", retry=True)
-            elif found is not None:
-                refusal = Refused(*request.key, found.code, found.detail, retry=True)
+        if refusal is None and not roomy:
+            full = no_room(limits, candidates)
+            refusal = Refused(*request.key, full.code, full.detail, retry=True)
+        elif refusal is None and not self._up["decode"]:
+            refusal = Refused(*request.key, "unavailable", "no decode rank is up", retry=True)
         if refusal is not None:
             self._ports.transport.send(FRONTEND, refusal)
             return
-        ask = PlacementAsk(request.session, request.num_tokens)
-        chosen = self._policy.place(ask, admissible(limits, candidates))
-        placement = self._book(request, chosen)
+        chosen = self._policy.place(request.session, roomy)
+        placement = self._book(request, chosen, held)
         self._ports.recorder.record(
             RequestPlaced(
                 request.id,
@@ -143,9 +143,8 @@ class Router:
         )
         return Refused(*request.key, "too_large", detail, retry=False)
 
-    def _candidates(self, request: Request) -> list[Candidate]:
-        """Every prefill rank that is up, weighed for this request, in rank order."""
-        held = self.index.match(request.chain)
+    def _candidates(self, request: Request, held: dict[Rank, int]) -> list[Candidate]:
+        """Every prefill rank that is up, weighed for this request, in rank order. `held`: blocks of its chain by holder."""
         coming = self.promises.match(request.chain)
         block_tokens = self._capacity.block_tokens
         pool_tokens = held.get(POOL_RANK, 0) * block_tokens
@@ -162,8 +161,7 @@ class Router:
             for rank in sorted(self._up["prefill"])
         ]
 
-    def _book(self, request: Request, chosen: Candidate) -> Placement:
-        held = self.index.match(request.chain)
+    def _book(self, request: Request, chosen: Candidate, held: dict[Rank, int]) -> Placement:
         context = request.num_tokens + request.max_tokens
         candidates = [
             DecodeCandidate(
@@ -182,7 +180,7 @@ class Router:
         self.prefill_load.book(placement.prefill, placement.key, chosen.own_tokens)
         self.decode_load.book(placement.decode, placement.key, context)
         reusable = (request.num_tokens - 1) // self._capacity.block_tokens
-        self.promises.add(placement.prefill, placement.key, request.chain[: min(reusable, count(request.chain)) * 16])
+        self.promises.add(placement.prefill, placement.key, prefix(request.chain, reusable))
         return placement
 
     # ------------------------------------------------------------ what becomes of it
@@ -227,9 +225,7 @@ class Router:
     def _on_timeout(self, message: Timeout) -> None:
         placement = self._placed.get((message.key, message.attempt))
         if placement is not None:
-            self._close(placement.key)
-            self._abort_ranks(placement, "booking deadline")
-            self._ports.transport.send(FRONTEND, AttemptLost(*placement.key, "booking deadline"))
+            self._lose(placement, "booking deadline")
 
     def _abort_ranks(self, placement: Placement, reason: str) -> None:
         abort = AbortAttempt(*placement.key, reason)

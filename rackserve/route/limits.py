@@ -31,10 +31,8 @@ def admissible(config: RouterConfig, candidates: Sequence[Candidate]) -> list[Ca
     ]
 
 
-def admit(config: RouterConfig, candidates: Sequence[Candidate]) -> Refusal | None:
-    """None if some candidate has room, else why not."""
-    if admissible(config, candidates):
-        return None
+def no_room(config: RouterConfig, candidates: Sequence[Candidate]) -> Refusal:
+    """Why none of `candidates` is admissible."""
     if not candidates:
         return Refusal("unavailable", "no prefill rank is up")
     return Refusal(

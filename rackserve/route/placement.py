@@ -17,18 +17,11 @@ from rackserve.base.ids import Rank
 from rackserve.route.cost import Candidate
 
 
-class PlacementAsk(msgspec.Struct, frozen=True):
-    """What a policy may know of the attempt to place. An empty `session` is no session."""
-
-    session: str
-    prompt_tokens: int
-
-
 class PlacementPolicy(Protocol):
     """Chooses where an attempt's prompt is computed."""
 
-    def place(self, ask: PlacementAsk, candidates: Sequence[Candidate]) -> Candidate:
-        """One of `candidates`, which is not empty and in rank order."""
+    def place(self, session: str, candidates: Sequence[Candidate]) -> Candidate:
+        """One of `candidates`, which is not empty and in rank order. An empty `session` is no session."""
         ...
 
 
@@ -57,7 +50,7 @@ class RoundRobin:
     def __init__(self) -> None:
         self._rotation = Rotation()
 
-    def place(self, ask: PlacementAsk, candidates: Sequence[Candidate]) -> Candidate:
+    def place(self, session: str, candidates: Sequence[Candidate]) -> Candidate:
         return self._rotation.choose(candidates)
 
 
@@ -69,7 +62,7 @@ class LeastLoad:
     def __init__(self) -> None:
         self._rotation = Rotation()
 
-    def place(self, ask: PlacementAsk, candidates: Sequence[Candidate]) -> Candidate:
+    def place(self, session: str, candidates: Sequence[Candidate]) -> Candidate:
         least = min((candidate.queued_tokens, candidate.num_queued) for candidate in candidates)
         return self._rotation.choose([c for c in candidates if (c.queued_tokens, c.num_queued) == least])
 
@@ -82,7 +75,7 @@ class LeastUncachedWork:
     def __init__(self) -> None:
         self._rotation = Rotation()
 
-    def place(self, ask: PlacementAsk, candidates: Sequence[Candidate]) -> Candidate:
+    def place(self, session: str, candidates: Sequence[Candidate]) -> Candidate:
         least = min((candidate.cost, candidate.queued_tokens) for candidate in candidates)
         return self._rotation.choose([c for c in candidates if (c.cost, c.queued_tokens) == least])
 
@@ -102,21 +95,21 @@ class SessionAffinity:
         self._num_sessions: dict[Rank, int] = {}
         self._rotation = Rotation()
 
-    def place(self, ask: PlacementAsk, candidates: Sequence[Candidate]) -> Candidate:
-        if not ask.session:
+    def place(self, session: str, candidates: Sequence[Candidate]) -> Candidate:
+        if not session:
             return self._rotation.choose(candidates)
-        home = self._homes.get(ask.session)
+        home = self._homes.get(session)
         chosen = next((candidate for candidate in candidates if candidate.rank == home), None)
         if chosen is None:
             if home is not None:
-                self._forget(ask.session)
+                self._forget(session)
             fewest = min(self._num_sessions.get(candidate.rank, 0) for candidate in candidates)
             chosen = self._rotation.choose([c for c in candidates if self._num_sessions.get(c.rank, 0) == fewest])
-            self._homes[ask.session] = chosen.rank
+            self._homes[session] = chosen.rank
             self._num_sessions[chosen.rank] = fewest + 1
             if len(self._homes) > self._max_sessions:
                 self._forget(next(iter(self._homes)))
-        self._homes.move_to_end(ask.session)
+        self._homes.move_to_end(session)
         return chosen
 
     def _forget(self, session: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rackserve.base.ids import Rank
 from rackserve.route.cost import Candidate
-from rackserve.route.limits import Refusal, admissible, admit
+from rackserve.route.limits import admissible, no_room
 from rackserve.route.load import LoadBook
 from rackserve.route.placement import RouterConfig
 
@@ -19,7 +19,6 @@ def admitted(config: RouterConfig, own: int, tries: int) -> int:
     load = LoadBook()
     for number in range(tries):
         room = admissible(config, candidates(load, own))
-        assert (admit(config, candidates(load, own)) is None) == bool(room)
         if room:
             load.book(room[0].rank, (f"r{number}", 1), own)
     return sum(load.count(rank) for rank in RANKS)
@@ -45,14 +44,12 @@ def test_room_comes_back_when_work_is_done() -> None:
     config, load = RouterConfig(max_queued_tokens_per_rank=100), LoadBook()
     for rank in RANKS:
         load.book(rank, ("a", 1), 100)
-    refusal = admit(config, candidates(load, 1))
-    assert (
-        isinstance(refusal, Refusal) and refusal.code == "overloaded" and "max_queued_tokens_per_rank = 100" in refusal.detail
-    )
+    assert admissible(config, candidates(load, 1)) == []
+    refusal = no_room(config, candidates(load, 1))
+    assert refusal.code == "overloaded" and "max_queued_tokens_per_rank = 100" in refusal.detail
     load.progress(RANKS[1], ("a", 1), 1)
     assert [c.rank for c in admissible(config, candidates(load, 1))] == [RANKS[1]]
 
 
 def test_no_rank_at_all_is_said_to_be_so() -> None:
-    refusal = admit(RouterConfig(), [])
-    assert refusal is not None and refusal.code == "unavailable"
+    assert no_room(RouterConfig(), []).code == "unavailable"

@@ -8,17 +8,10 @@ import pytest
 from rackserve.base.errors import ConfigError
 from rackserve.base.ids import Rank
 from rackserve.route.cost import Candidate
-from rackserve.route.placement import (
-    POLICIES,
-    DecodeCandidate,
-    PlacementAsk,
-    RouterConfig,
-    SessionAffinity,
-    place_decode,
-)
+from rackserve.route.placement import POLICIES, DecodeCandidate, RouterConfig, SessionAffinity, place_decode
 
 RANKS = (Rank("prefill0", 0), Rank("prefill0", 1), Rank("prefill1", 0), Rank("prefill2", 0))
-ASK = PlacementAsk("", 100)
+NO_SESSION = ""
 
 
 def candidate(rank: Rank, own: int = 100, queued: int = 0, num_queued: int = 0) -> Candidate:
@@ -31,7 +24,7 @@ IDLE = [candidate(rank) for rank in RANKS]
 @pytest.mark.parametrize("name", POLICIES)
 def test_every_policy_spreads_equal_work_over_idle_ranks_in_turn(name: str) -> None:
     policy = POLICIES[name]()
-    assert [policy.place(ASK, IDLE).rank for _ in range(8)] == [*RANKS, *RANKS]
+    assert [policy.place(NO_SESSION, IDLE).rank for _ in range(8)] == [*RANKS, *RANKS]
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -39,52 +32,51 @@ def test_every_policy_chooses_among_the_candidates_left(name: str) -> None:
     policy = POLICIES[name]()
     for number in range(12):
         left = IDLE[number % 4 :][:2]
-        assert policy.place(PlacementAsk(f"s{number % 3}", 100), left) in left
+        assert policy.place(f"s{number % 3}", left) in left
 
 
 def test_round_robin_goes_on_after_a_rank_has_left() -> None:
     policy = POLICIES["round_robin"]()
-    assert policy.place(ASK, IDLE).rank == RANKS[0]
-    assert policy.place(ASK, IDLE[2:]).rank == RANKS[2]
-    assert policy.place(ASK, IDLE).rank == RANKS[3]
-    assert policy.place(ASK, IDLE).rank == RANKS[0]
+    assert policy.place(NO_SESSION, IDLE).rank == RANKS[0]
+    assert policy.place(NO_SESSION, IDLE[2:]).rank == RANKS[2]
+    assert policy.place(NO_SESSION, IDLE).rank == RANKS[3]
+    assert policy.place(NO_SESSION, IDLE).rank == RANKS[0]
 
 
 def test_least_load_looks_at_queued_tokens_then_at_queued_attempts() -> None:
     policy = POLICIES["least_load"]()
     ranks = [candidate(RANKS[0], queued=5), candidate(RANKS[1], own=999, queued=4, num_queued=2), candidate(RANKS[2], 1, 4, 3)]
-    assert policy.place(ASK, ranks).rank == RANKS[1]
+    assert policy.place(NO_SESSION, ranks).rank == RANKS[1]
 
 
 def test_least_uncached_work_takes_the_least_cost_and_of_those_the_shortest_queue() -> None:
     policy = POLICIES["least_uncached_work"]()
     ranks = [candidate(RANKS[0], own=20, queued=80), candidate(RANKS[1], own=70, queued=30), candidate(RANKS[2], own=101)]
-    assert policy.place(ASK, ranks).rank == RANKS[1]
+    assert policy.place(NO_SESSION, ranks).rank == RANKS[1]
 
 
 def test_a_session_stays_and_new_ones_go_where_fewest_are() -> None:
     policy = SessionAffinity()
-    homes = {f"s{n}": policy.place(PlacementAsk(f"s{n}", 100), IDLE).rank for n in range(8)}
+    homes = {f"s{n}": policy.place(f"s{n}", IDLE).rank for n in range(8)}
     assert sorted(homes.values()) == sorted([*RANKS, *RANKS])
     busy = [candidate(rank, queued=1000 * n) for n, rank in enumerate(reversed(RANKS))]
-    assert {s: policy.place(PlacementAsk(s, 100), busy).rank for s in homes} == homes
+    assert {s: policy.place(s, busy).rank for s in homes} == homes
 
 
 def test_a_session_survives_the_loss_of_its_rank() -> None:
     policy = SessionAffinity()
-    ask = PlacementAsk("s", 100)
-    home = policy.place(ask, IDLE).rank
+    home = policy.place("s", IDLE).rank
     left = [c for c in IDLE if c.rank != home]
-    moved = policy.place(ask, left).rank
+    moved = policy.place("s", left).rank
     assert moved != home
-    assert policy.place(ask, IDLE).rank == moved
+    assert policy.place("s", IDLE).rank == moved
     assert policy._num_sessions == {moved: 1}
 
 
 def test_the_session_map_is_bounded_and_forgets_the_one_unseen_longest() -> None:
     policy = SessionAffinity(max_sessions=2)
     for name in ("a", "b", "a", "c"):
-        policy.place(PlacementAsk(name, 100), IDLE)
+        policy.place(name, IDLE)
     assert list(policy._homes) == ["a", "c"] and sum(policy._num_sessions.values()) == 2
 
 

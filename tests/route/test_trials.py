@@ -13,7 +13,7 @@ from rackserve.base.messages import BlocksStored
 from rackserve.route.cost import Candidate, uncached_work
 from rackserve.route.index import PrefixIndex
 from rackserve.route.load import LoadBook
-from rackserve.route.placement import POLICIES, PlacementAsk
+from rackserve.route.placement import POLICIES
 from rackserve.route.promises import Promises
 
 
@@ -52,7 +52,7 @@ class ToyRouter:
 
     def place(self, request: str, chain: Chain, tokens: int = 0, session: str = "") -> Candidate:
         tokens = tokens or count(chain)
-        chosen = self.policy.place(PlacementAsk(session, tokens), self.weigh(chain, tokens))
+        chosen = self.policy.place(session, self.weigh(chain, tokens))
         self.load.book(chosen.rank, (request, 1), chosen.own_tokens)
         self.promises.add(chosen.rank, (request, 1), chain)
         self.running[request, 1] = (chosen.rank, chain)
@@ -131,7 +131,7 @@ def test_long_prompts_go_to_the_warm_rank_and_short_ones_to_the_idle_one_with_th
             uncached_work(r, length, local_tokens=c, pool_tokens=0, queued_tokens=q * unit, num_queued=q, fetch_cost=0.02)
             for r, c, q in ((busy, 0, 10), (warm, length * 8 // 10, 9), (idle, 0, 2))
         ]
-        chosen = POLICIES["least_uncached_work"]().place(PlacementAsk("", length), candidates).rank
+        chosen = POLICIES["least_uncached_work"]().place("", candidates).rank
         assert chosen == (warm if 9 * unit + length * 2 // 10 < 2 * unit + length else idle)
         switched.append(chosen == warm)
     assert switched == sorted(switched)  # it switches once
