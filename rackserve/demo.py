@@ -38,12 +38,12 @@ from rackserve.sched.scheduler import SchedulerConfig
 from rackserve.verify import TIE, Transcript, compare_with_cold
 
 TIME_SCALE = 100.0
-CONCURRENCY = 6
-"""Live session trees. With a mean context of some 590 tokens they need about 3,500 tokens of KV; the two prefill ranks hold
-3,072 together. That is the knee, where pinning sessions to ranks begins to cost hits."""
+CONCURRENCY = 8
+"""Live session trees. With a mean context of 593 tokens they want 4,700 tokens of KV, and those with subagents more; the two
+prefill ranks hold 3,300 together, just below the knee at which pinning sessions to ranks begins to cost hits."""
 
 DEMO_SETTINGS = Settings(
-    topology=Topology(prefill_workers=2, decode_workers=1, prefill_blocks=96, decode_blocks=384, segment_blocks=256),
+    topology=Topology(prefill_workers=2, decode_workers=1, prefill_blocks=104, decode_blocks=384, segment_blocks=256),
     scheduler=SchedulerConfig(max_batched_tokens=256, max_sequences=16, max_steps_in_flight=1),
     runner=RunnerSpec(kind="llama", model="embedded", block_tokens=16),
     server=ServerConfig(port=0),
