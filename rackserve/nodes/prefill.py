@@ -179,7 +179,7 @@ class PrefillNode:
         if message.lease and self._rates is not None:
             block_tokens = worker.layout.block_tokens
             found = message.from_block + len(message.slots)
-            wanted = plan_fetch(message.from_block, found, block_tokens, self._rates).num_blocks
+            wanted = plan_fetch(message.from_block, found, block_tokens, self._rates)
         if not wanted:
             if message.lease:
                 worker.ports.transport.send(POOL, PoolRelease(message.lease))

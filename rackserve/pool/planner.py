@@ -30,21 +30,11 @@ class FetchRates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.latency_ns + round(num_blocks * self.block_bytes / self.fetch_bytes_per_s * NS_PER_S)
 
 
-class FetchPlan(msgspec.Struct, frozen=True):
-    """Fetch `num_blocks`, and give up `patience_ns` after the start."""
+def plan_fetch(local_blocks: int, pool_blocks: int, block_tokens: int, rates: FetchRates) -> int:
+    """Blocks to fetch of the pool's first `pool_blocks` when the first `local_blocks` are at hand: all the rest or none.
 
-    num_blocks: int
-    patience_ns: Time
-
-
-def plan_fetch(local_blocks: int, pool_blocks: int, block_tokens: int, rates: FetchRates) -> FetchPlan:
-    """What to fetch of the pool's first `pool_blocks` blocks when the first `local_blocks` are at hand: all the rest or none.
-
-    A fetch costs its latency once and then less per block than computing, or never pays, so a part of it is never best. How
-    long a late fetch will still take is unknown; waiting as long as computing takes at most doubles the best possible time.
+    A fetch costs its latency once and then less per block than computing, or never pays, so a part of it is never best.
     """
     num_blocks = max(pool_blocks - local_blocks, 0)
-    compute_ns = rates.compute_ns(num_blocks * block_tokens)
-    if rates.fetch_ns(num_blocks) >= compute_ns:
-        return FetchPlan(0, 0)
-    return FetchPlan(num_blocks, compute_ns)
+    pays = rates.fetch_ns(num_blocks) < rates.compute_ns(num_blocks * block_tokens)
+    return num_blocks if pays else 0
