@@ -48,7 +48,7 @@ class LiveRack:
         require_packages(runner)
         self._config = config
         self._runner = runner
-        self._supervision = supervisor or SupervisorConfig(step=config.deadlines.step)
+        self._supervision = supervisor or SupervisorConfig()
         self._command = tuple(command)
         self._fan_out = FanOut(sinks)
         self._regions = RegionOwner()

@@ -14,7 +14,7 @@ class Deadlines(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     request      a request from arrival to its last token
     unavailable  how long a request waits for a rank to come (back) up before it fails
     retry        pause before a request that found no rank is placed again
-    silence      an attempt without any output token or progress, seen from the frontend; then it is placed again
+    silence      an attempt without any output token, seen from the frontend; then it is placed again
     reorder      output tokens that came before those they follow
     booking      an attempt from placement to its end, seen from the router
     queue        waiting for blocks on a prefill rank
@@ -23,7 +23,6 @@ class Deadlines(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     handover     on a prefill rank: from the end of compute to the end of the last push
     receive      on a decode rank: from the reservation to the hand-over
     fence        between two tries to learn that a peer's transfers have ended
-    step         a step of the engine; a longer one is taken for stuck by the live host
     """
 
     request: float = 3600.0
@@ -38,7 +37,6 @@ class Deadlines(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     handover: float = 120.0
     receive: float = 700.0
     fence: float = 1.0
-    step: float = 300.0
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
@@ -51,7 +49,3 @@ class Deadlines(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def ns(self, name: str) -> Time:
         """The named deadline in nanoseconds."""
         return to_ns(getattr(self, name))
-
-    def scaled(self, factor: float) -> Deadlines:
-        """All deadlines multiplied by `factor`."""
-        return Deadlines(**{name: getattr(self, name) * factor for name in self.__struct_fields__})

@@ -20,9 +20,3 @@ def test_a_deadline_must_be_positive(value: float) -> None:
 def test_an_inner_wait_may_not_outlast_the_outer_one(inner: str, outer: str) -> None:
     with pytest.raises(ConfigError, match=rf"deadlines\.{inner} must not exceed deadlines\.{outer}"):
         Deadlines(**{inner: getattr(Deadlines(), outer) + 1})
-
-
-def test_scaling_scales_each_wait() -> None:
-    scaled = Deadlines().scaled(0.5)
-    assert scaled.ns("handover") == Deadlines().ns("handover") // 2
-    assert Deadlines().scaled(1) == Deadlines()
