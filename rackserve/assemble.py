@@ -42,11 +42,11 @@ class RackConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     deadlines: Deadlines = Deadlines()
 
     def __post_init__(self) -> None:
-        promised = self.pool.transfer_deadline_ns
-        if self.topology.pool and self.deadlines.ns("lookup") + self.deadlines.ns("transfer") > promised:
+        needed = 2 * (self.deadlines.ns("lookup") + self.deadlines.ns("transfer"))  # twice: a cancelled transfer takes a while
+        if self.topology.pool and needed > self.pool.lease_ns:
             raise ConfigError(
-                f"deadlines.lookup + deadlines.transfer must not exceed pool.transfer_deadline_ns ({promised}): a lease of the "
-                "pool that ends first lets slots be reused under a transfer"
+                f"pool.lease_ns ({self.pool.lease_ns}) must be at least twice deadlines.lookup + deadlines.transfer, "
+                f"that is {needed}: a lease of the pool that ends first lets slots be reused under a transfer"
             )
 
     def check_layout(self, layout: KvLayout) -> None:

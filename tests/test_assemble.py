@@ -24,7 +24,7 @@ def test_a_pool_lease_that_ends_under_a_transfer_is_refused() -> None:
     RackConfig()
     with pytest.raises(ConfigError, match=r"deadlines\.lookup \+ deadlines\.transfer"):
         RackConfig(deadlines=Deadlines(transfer=20.0))
-    RackConfig(deadlines=Deadlines(transfer=20.0), pool=PoolConfig(60 * 10**9, 25 * 10**9))
+    RackConfig(deadlines=Deadlines(transfer=20.0), pool=PoolConfig(60 * 10**9))
     RackConfig(deadlines=Deadlines(transfer=20.0), topology=Topology(pool=False))
 
 

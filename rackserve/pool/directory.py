@@ -22,23 +22,18 @@ from rackserve.runs.cache import NO_SLOT, Evicted, HeldRun, Removed, RunCache, S
 
 
 class PoolConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Time limits and eviction of the pool.
+    """Time limit and eviction of the pool.
 
-    lease_ns              a reader's or writer's hold on slots ends this long after it was given
-    transfer_deadline_ns  readers and writers give a transfer up this long after they asked; must be shorter
-    eviction              a name in EVICTION_ORDERS
+    lease_ns  a reader's or writer's hold on slots ends this long after it was given; their transfers must end well before
+    eviction  a name in EVICTION_ORDERS
     """
 
     lease_ns: Time = 30 * NS_PER_S
-    transfer_deadline_ns: Time = 10 * NS_PER_S
     eviction: str = "lru"
 
     def __post_init__(self) -> None:
-        if not 0 < self.transfer_deadline_ns < self.lease_ns:
-            raise ConfigError(
-                f"pool.lease_ns ({self.lease_ns}) must exceed pool.transfer_deadline_ns ({self.transfer_deadline_ns}), which "
-                "must be positive: a lease that ends first lets slots be reused under a transfer"
-            )
+        if self.lease_ns < 1:
+            raise ConfigError(f"pool.lease_ns must be at least 1, got {self.lease_ns}")
 
 
 @dataclass(slots=True)

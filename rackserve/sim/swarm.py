@@ -225,7 +225,7 @@ def draw(seed: int) -> SwarmRun:
         frontend=FrontendConfig(max_attempts=40),
         router=RouterConfig(policy=sorted(POLICIES)[chance.below(len(POLICIES))]),
         scheduler=scheduler,
-        pool=PoolConfig(lease_ns=2 * NS_PER_S, transfer_deadline_ns=NS_PER_S),
+        pool=PoolConfig(lease_ns=2 * NS_PER_S),
         deadlines=HASTY if chance.chance(0.2) else PATIENT,
     )
     return SwarmRun(

@@ -136,7 +136,7 @@ class Rig:
             frontend=FrontendConfig(max_attempts=max_attempts, max_requests=max_requests),
             router=RouterConfig(**(router or {})),
             scheduler=SchedulerConfig(**({"max_batched_tokens": 16, "max_sequences": 8} | (scheduler or {}))),
-            pool=PoolConfig(lease_ns=2 * NS_PER_S, transfer_deadline_ns=NS_PER_S),
+            pool=PoolConfig(lease_ns=2 * NS_PER_S),
             deadlines=deadlines,
         )
         timed = step_time or (lambda step: MS + step.num_tokens * 100 * NS_PER_US)
