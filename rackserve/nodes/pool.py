@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rackserve.base.events import BlocksEvicted, MessageDropped
-from rackserve.base.ids import POOL, POOL_RANK, Attempt, NodeId
+from rackserve.base.ids import POOL, POOL_RANK
 from rackserve.base.keys import count
 from rackserve.base.kv_layout import KvLayout
 from rackserve.base.messages import (
@@ -36,7 +36,6 @@ class PoolNode:
         self.directory = Directory(config, needs_window=layout.has_window)
         self._ports = ports
         self.announcer = Announcer(POOL_RANK, ports.transport, self.directory.chains)
-        self._writers: dict[int, tuple[NodeId, Attempt]] = {}
         self._sweep_at: Time | None = None
         self._sweep_every = config.lease_ns
         self._handlers: dict[type[Message], Callable[..., None]] = {
@@ -44,10 +43,10 @@ class PoolNode:
             PoolRelease: lambda message: self._note(message, self.directory.release(message.lease)),
             PoolStore: self._on_store,
             PoolCommit: self._on_commit,
-            PoolCancel: self._on_cancel,
+            PoolCancel: lambda message: self._note(message, self.directory.cancel(message.grant)),
             SegmentJoined: self._on_segment_joined,
             SegmentLost: lambda message: self._note(message, self.directory.segment_lost(message.segment)),
-            RankDown: self._on_rank_down,
+            RankDown: lambda message: self.directory.rank_down(message.rank),
             SnapshotWanted: lambda message: self.announcer.snapshot(),
             Timeout: self._on_timeout,
         }
@@ -68,25 +67,13 @@ class PoolNode:
         now = self._ports.clock.now()
         granted = self.directory.store(message.key, message.rank, message.chain, message.from_block, message.with_window, now)
         self._announce()
-        if granted.grant:
-            self._writers[granted.grant] = (message.rank.worker, message.key)
         self._ports.transport.send(message.rank.worker, granted)
 
     def _on_commit(self, message: PoolCommit) -> None:
-        self._writers.pop(message.grant, None)
         self.directory.commit(message.grant)
-
-    def _on_cancel(self, message: PoolCancel) -> None:
-        self._writers.pop(message.grant, None)
-        self._note(message, self.directory.cancel(message.grant))
 
     def _on_segment_joined(self, message: SegmentJoined) -> None:
         self.directory.segment_joined(message.segment, message.num_slots, message.num_window_slots, message.rank)
-
-    def _on_rank_down(self, message: RankDown) -> None:
-        self.directory.rank_down(message.rank)
-        worker = message.rank.worker
-        self._writers = {grant: writer for grant, writer in self._writers.items() if writer[0] != worker}
 
     def _on_timeout(self, message: Timeout) -> None:
         """End what is past its deadline, and remind writers of grants that are: one that is not writing cancels."""
@@ -95,15 +82,14 @@ class PoolNode:
             return
         self._sweep_at = None
         self.directory.expire(now)
-        for grant in self.directory.late_grants():
-            if grant in self._writers:
-                worker, attempt = self._writers[grant]
-                self._ports.transport.send(worker, PoolGranted(*attempt, grant=grant, from_block=0, slots=()))
+        for number, grant in self.directory.late_grants.items():
+            reminder = PoolGranted(*grant.attempt, grant=number, from_block=0, slots=())
+            self._ports.transport.send(grant.rank.worker, reminder)
 
     def _arm(self) -> None:
         """Keep one timer running for the earliest deadline."""
         due = self.directory.next_deadline()
-        if due is None and self.directory.late_grants():
+        if due is None and self.directory.late_grants:
             due = self._ports.clock.now() + self._sweep_every
         if due is not None and (self._sweep_at is None or due < self._sweep_at):
             self._sweep_at = due

@@ -63,6 +63,7 @@ class Lease:
 class Grant:
     """A writer's hold on empty slots for blocks [start, count(chain)) of `chain`; `parent` pins the blocks before them."""
 
+    attempt: Attempt
     rank: Rank
     chain: Chain
     start: int
@@ -82,8 +83,8 @@ class Directory:
     Events must be sent before the answer that came with them: a key is withdrawn before its slot is granted again.
     """
 
-    __slots__ = ("_cache", "_config", "_events", "_grants", "_late", "_leases", "_number", "_writing", "blocks", "counters",
-                 "windows")  # fmt: skip
+    __slots__ = ("_cache", "_config", "_events", "_grants", "_leases", "_number", "_writing", "blocks", "counters",
+                 "late_grants", "windows")  # fmt: skip
 
     def __init__(self, config: PoolConfig, *, needs_window: bool) -> None:
         self.blocks = Segments()
@@ -95,7 +96,7 @@ class Directory:
         self._number = 0  # of the last lease or grant
         self._leases: OrderedDict[int, Lease] = OrderedDict()  # in order of their deadlines, as are the grants
         self._grants: OrderedDict[int, Grant] = OrderedDict()
-        self._late: dict[int, Grant] = {}  # past their deadline: slots in quarantine
+        self.late_grants: dict[int, Grant] = {}  # past their deadline, neither committed nor cancelled: slots in quarantine
         self._writing: dict[bytes, int] = {}  # first key of each open grant -> grant
 
     # ------------------------------------------------------------ readers
@@ -155,7 +156,7 @@ class Directory:
             return nothing
         self._number += 1
         deadline = now + self._config.lease_ns
-        self._grants[self._number] = Grant(rank, prefix(chain, end), start, slots, window_slot, parent, deadline)
+        self._grants[self._number] = Grant(attempt, rank, prefix(chain, end), start, slots, window_slot, parent, deadline)
         if slots:
             self._writing[key_at(chain, start)] = self._number
         return PoolGranted(
@@ -168,7 +169,7 @@ class Directory:
 
     def commit(self, grant: int) -> bool:
         """The slots of `grant` are written: publish them. False if nothing new came of it (unknown, late, trays lost)."""
-        if grant in self._late:
+        if grant in self.late_grants:
             self.cancel(grant)
             return False
         written = self._close(grant)
@@ -195,7 +196,7 @@ class Directory:
 
     def cancel(self, grant: int) -> bool:
         """Nothing will be written to the slots of `grant` any more; False if it has ended before."""
-        ended = self._late.pop(grant, None) or self._close(grant)
+        ended = self.late_grants.pop(grant, None) or self._close(grant)
         if ended is None:
             return False
         self._discard(ended)
@@ -208,10 +209,6 @@ class Directory:
         lease, grant = next(iter(self._leases.values()), None), next(iter(self._grants.values()), None)
         return min((hold.deadline for hold in (lease, grant) if hold is not None), default=None)
 
-    def late_grants(self) -> list[int]:
-        """Grants past their deadline whose writers have neither committed nor cancelled."""
-        return list(self._late)
-
     def expire(self, now: Time) -> list[int]:
         """End what is past its deadline and return its numbers: leases, then grants (whose slots go to quarantine)."""
         leases = _past(self._leases, now)
@@ -223,7 +220,7 @@ class Directory:
             if late is not None:
                 self.blocks.quarantine(late.slots)
                 self.windows.quarantine(late.window_slots)
-                self._late[number] = late
+                self.late_grants[number] = late
         self.counters.expired_leases += len(leases)
         self.counters.expired_grants += len(grants)
         return leases + grants
@@ -232,7 +229,7 @@ class Directory:
         """`rank` reads and writes nothing any more: end its leases and grants, quarantined ones too."""
         for number in [number for number, lease in self._leases.items() if lease.rank == rank]:
             self.release(number)
-        for number in [number for held in (self._grants, self._late) for number, grant in held.items() if grant.rank == rank]:
+        for number in [number for number, grant in (self._grants | self.late_grants).items() if grant.rank == rank]:
             self.cancel(number)
 
     def segment_joined(self, segment: int, num_slots: int, num_window_slots: int, rank: Rank | None) -> None:
@@ -273,7 +270,7 @@ class Directory:
     @property
     def num_held(self) -> int:
         """Open leases, open grants and late grants."""
-        return len(self._leases) + len(self._grants) + len(self._late)
+        return len(self._leases) + len(self._grants) + len(self.late_grants)
 
     def check(self) -> None:
         """Raise InvariantError unless each slot has one owner and all pins are those of leases and grants. Cost: all slots."""
@@ -282,8 +279,8 @@ class Directory:
         for grant in self._grants.values():
             slots += grant.slots
             windows += grant.window_slots
-        self.blocks.check(slots, [slot for grant in self._late.values() for slot in grant.slots])
-        self.windows.check(windows, [slot for grant in self._late.values() for slot in grant.window_slots])
+        self.blocks.check(slots, [slot for grant in self.late_grants.values() for slot in grant.slots])
+        self.windows.check(windows, [slot for grant in self.late_grants.values() for slot in grant.window_slots])
         if not self._leases and not any(grant.parent for grant in self._grants.values()) and self._cache.num_pinned:
             raise InvariantError(f"{self._cache.num_pinned} blocks are pinned by nobody")
         if sorted(self._writing.values()) != [number for number, grant in self._grants.items() if grant.slots]:
