@@ -28,6 +28,7 @@ from rackserve.base.messages import (
     TokensEmitted,
 )
 from rackserve.base.request import Request, Usage
+from rackserve.base.step import TokenLogprobs
 from rackserve.base.units import Time
 from rackserve.nodes.alarms import Alarms
 from rackserve.nodes.deadlines import Deadlines
@@ -106,6 +107,7 @@ class Frontend:
     def _on_submit(self, message: Submit) -> None:
         request, now = message.request, self._ports.clock.now()
         self._ports.recorder.record(RequestArrived(request.id, request.session, request.num_tokens, request.max_tokens))
+        live = _Live(request, message.reply_to, now, request.num_tokens, request.max_tokens, now)
         refusal = None
         if request.id in self._live:
             refusal = ("duplicate", f"a request with id {request.id} is running")
@@ -115,11 +117,8 @@ class Frontend:
             refusal = ("overloaded", f"{len(self._live)} requests are running; the limit is frontend.max_requests")
         if refusal is not None:
             self._ports.transport.send(message.reply_to, Output(request.id, 0, (), error=refusal[0], detail=refusal[1]))
-            self._record_end(
-                _Live(request, message.reply_to, now, request.num_tokens, request.max_tokens, now), "refused", *refusal[:1]
-            )
+            self._record_end(live, "refused", refusal[0])
             return
-        live = _Live(request, message.reply_to, now, request.num_tokens, request.max_tokens, now)
         self._live[request.id] = live
         limit = request.deadline_ns or self._deadlines.ns("request")
         self._alarms.set(now + limit, Timeout("request", request.id))
@@ -194,7 +193,8 @@ class Frontend:
             self._on_tokens(waiting)
 
     def _take_tokens(self, live: _Live, message: TokensEmitted) -> None:
-        tokens = message.tokens[live.emitted - message.index :]
+        known = live.emitted - message.index
+        tokens, logprobs = message.tokens[known:], message.logprobs[known:]
         now = self._ports.clock.now()
         live.heard = now
         if live.cached_tokens < 0:
@@ -206,9 +206,9 @@ class Frontend:
         live.emitted += len(tokens)
         live.output.extend(tokens)
         if message.finish is not None:
-            self._end(live, "finished", tokens=tokens, index=index, finish=message.finish, logprobs=message.logprobs)
+            self._end(live, "finished", tokens=tokens, index=index, finish=message.finish, logprobs=logprobs)
         elif tokens:
-            output = Output(live.request.id, index, tokens, attempts=live.attempt, logprobs=message.logprobs[-len(tokens) :])
+            output = Output(live.request.id, index, tokens, attempts=live.attempt, logprobs=logprobs)
             self._ports.transport.send(live.reply_to, output)
 
     def _on_cancel(self, message: Cancel) -> None:
@@ -268,7 +268,7 @@ class Frontend:
         finish: str | None = None,
         error: str | None = None,
         detail: str = "",
-        logprobs: tuple[object, ...] = (),
+        logprobs: tuple[TokenLogprobs, ...] = (),
     ) -> None:
         """The one place where a request ends (law I1)."""
         del self._live[live.request.id]
@@ -276,7 +276,7 @@ class Frontend:
         self._alarms.clear(live.request.id, live.attempt)
         usage = Usage(live.num_prompt_tokens, max(0, live.cached_tokens), live.emitted)
         at = live.emitted if index is None else index
-        output = Output(live.request.id, at, tokens, finish, error, detail, usage, live.attempt, logprobs)  # type: ignore[arg-type]
+        output = Output(live.request.id, at, tokens, finish, error, detail, usage, live.attempt, logprobs)
         self._ports.transport.send(live.reply_to, output)
         self._record_end(live, outcome, error or finish or "")
         self._report_drained()
