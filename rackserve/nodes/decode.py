@@ -10,20 +10,13 @@ from rackserve.base.messages import (
     AbortAttempt,
     AttemptFailed,
     AttemptFinished,
-    EngineFailed,
     HandOver,
     Message,
-    PoolGranted,
     PushesEnded,
     RankDown,
     Reserve,
     Reserved,
-    SnapshotWanted,
-    StepFinished,
-    Timeout,
     TokensEmitted,
-    TransferFailed,
-    TransferFinished,
 )
 from rackserve.base.units import blocks_for
 from rackserve.nodes.worker import Worker
@@ -48,19 +41,12 @@ class DecodeNode:
         config = self.worker.config
         self._queues = [WaitingQueue(ORDERS[config.order](), config.max_skips) for _ in self.worker.ranks]
         self._visits: dict[Attempt, _Visit] = {}
-        self._handlers: dict[type[Message], Callable[..., None]] = {
+        self._handlers: dict[type[Message], Callable[..., None]] = self.worker.handlers | {
             Reserve: self._on_reserve,
             HandOver: self._on_hand_over,
             PushesEnded: self._on_pushes_ended,
-            PoolGranted: self.worker.on_pool_granted,
             AbortAttempt: self._on_abort,
             RankDown: self._on_rank_down,
-            SnapshotWanted: lambda message: self.worker.snapshot(message.holder),
-            StepFinished: self.worker.on_step_finished,
-            EngineFailed: self.worker.on_engine_failed,
-            TransferFinished: self.worker.on_transfer_ended,
-            TransferFailed: self.worker.on_transfer_ended,
-            Timeout: lambda message: self.worker.alarms.wake(),
         }
 
     def handle(self, message: Message) -> None:

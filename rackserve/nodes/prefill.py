@@ -6,15 +6,13 @@ from collections.abc import Callable
 
 from rackserve.base.events import PrefillAdmitted
 from rackserve.base.ids import FRONTEND, POOL, ROUTER, Attempt
-from rackserve.base.keys import count, key_at
+from rackserve.base.keys import count, key_at, prefix
 from rackserve.base.messages import (
     AbortAttempt,
     AttemptFailed,
     AttemptFinished,
-    EngineFailed,
     Message,
     PoolFound,
-    PoolGranted,
     PoolLookup,
     PoolRelease,
     Prefill,
@@ -25,12 +23,7 @@ from rackserve.base.messages import (
     RankDown,
     Reserve,
     Reserved,
-    SnapshotWanted,
-    StepFinished,
-    Timeout,
     TokensEmitted,
-    TransferFailed,
-    TransferFinished,
 )
 from rackserve.base.units import blocks_for
 from rackserve.nodes.handover import Errand, Pusher
@@ -52,20 +45,13 @@ class PrefillNode:
         self._queues = [WaitingQueue(ORDERS[config.order](), config.max_skips) for _ in self.worker.ranks]
         self._errands: dict[Attempt, Errand] = {}
         self._pusher = Pusher(self.worker, self._errands, self._give_up)
-        self._handlers: dict[type[Message], Callable[..., None]] = {
+        self._handlers: dict[type[Message], Callable[..., None]] = self.worker.handlers | {
             Prefill: self._on_prefill,
             PoolFound: self._on_pool_found,
-            PoolGranted: self.worker.on_pool_granted,
             Reserved: self._pusher.on_reserved,
             AbortAttempt: self._on_abort,
             AttemptFailed: self._on_peer_failed,
             RankDown: self._on_rank_down,
-            SnapshotWanted: lambda message: self.worker.snapshot(message.holder),
-            StepFinished: self.worker.on_step_finished,
-            EngineFailed: self.worker.on_engine_failed,
-            TransferFinished: self.worker.on_transfer_ended,
-            TransferFailed: self.worker.on_transfer_ended,
-            Timeout: lambda message: self.worker.alarms.wake(),
         }
 
     def handle(self, message: Message) -> None:
@@ -105,8 +91,7 @@ class PrefillNode:
     def _admit(self, sequence: Sequence, dp_rank: int) -> bool | None:
         """True: it has its blocks now. False: they cannot be had yet. None: another sequence is computing its next block."""
         block_tokens = self.worker.layout.block_tokens
-        limit = (sequence.request.num_tokens - 1) // block_tokens
-        matched = self.worker.caches[dp_rank].match(sequence.chain, limit)
+        matched = self.worker.caches[dp_rank].match(sequence.chain, self._reusable(sequence))
         if self._is_coming(sequence, matched, dp_rank):
             return None
         if not self.worker.acquire(sequence, dp_rank, matched, blocks_for(sequence.request.num_tokens, block_tokens)):
@@ -115,10 +100,13 @@ class PrefillNode:
         self._errands[sequence.key].local = sequence.computed
         return True
 
+    def _reusable(self, sequence: Sequence) -> int:
+        """Blocks of the prompt that need not be computed if they are had; its last token always is, as output starts there."""
+        return (sequence.request.num_tokens - 1) // self.worker.layout.block_tokens
+
     def _is_coming(self, sequence: Sequence, matched: int, dp_rank: int) -> bool:
         """Whether an admitted sequence of this rank will yield the first block this one lacks: then computing it is waste."""
-        limit = (sequence.request.num_tokens - 1) // self.worker.layout.block_tokens
-        if matched >= min(limit, count(sequence.chain)) or self.worker.layout.has_window:
+        if matched >= min(self._reusable(sequence), count(sequence.chain)) or self.worker.layout.has_window:
             return False
         wanted = key_at(sequence.chain, matched)
         return any(
@@ -133,17 +121,13 @@ class PrefillNode:
 
     def _start(self, sequence: Sequence, dp_rank: int) -> None:
         """The sequence has its blocks: ask the pool for what is missing, or compute."""
-        block_tokens = self.worker.layout.block_tokens
-        missing = (sequence.request.num_tokens - 1) // block_tokens - sequence.computed // block_tokens
-        if self._rates is None or missing <= 0:
+        from_block, limit = sequence.computed // self.worker.layout.block_tokens, self._reusable(sequence)
+        if self._rates is None or from_block >= limit:
             self._ready(sequence)
             return
         sequence.move("fetching")
         request = sequence.request
-        limit = (request.num_tokens - 1) // block_tokens
-        rank = self.worker.ranks[dp_rank]
-        chain = sequence.chain[: limit * 16]
-        from_block = sequence.computed // block_tokens
+        rank, chain = self.worker.ranks[dp_rank], prefix(sequence.chain, limit)
         self.worker.ports.transport.send(POOL, PoolLookup(request.id, request.attempt, rank, chain, from_block))
         self.worker.set_alarm("lookup", sequence)
 

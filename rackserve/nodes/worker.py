@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from rackserve.base.errors import InvariantError
@@ -17,6 +18,7 @@ from rackserve.base.messages import (
     PoolCommit,
     PoolGranted,
     PoolStore,
+    SnapshotWanted,
     StepFinished,
     Timeout,
     TransferFailed,
@@ -101,6 +103,15 @@ class Worker:
         self._grants: set[int] = set()
         self._queue_counts = [[0, 0] for _ in self.ranks]
         self._numbers = 0
+        self.handlers: dict[type[Message], Callable[..., None]] = {  # of the messages that any worker gets
+            PoolGranted: self._on_pool_granted,
+            SnapshotWanted: self._on_snapshot_wanted,
+            StepFinished: self._on_step_finished,
+            EngineFailed: self._on_engine_failed,
+            TransferFinished: self._on_transfer_ended,
+            TransferFailed: self._on_transfer_ended,
+            Timeout: lambda message: self.alarms.wake(),
+        }
 
     # ------------------------------------------------------------ sequences
 
@@ -197,14 +208,14 @@ class Worker:
             if removed:
                 self.ports.recorder.record(BlocksEvicted(announcer.holder, removed))
 
-    def on_step_finished(self, message: StepFinished) -> None:
+    def _on_step_finished(self, message: StepFinished) -> None:
         group_step, progress = self.group.finish(message.number, message.results)
         self._record_step(group_step, message.duration_ns)
         for part in progress:
             self._owner.on_progress(part)
         self._settle(group_step)
 
-    def on_engine_failed(self, message: EngineFailed) -> None:
+    def _on_engine_failed(self, message: EngineFailed) -> None:
         """Every sequence of the lost step is given up; the engine has forgotten them."""
         for sequence in self.group.fail(message.number):
             if not sequence.ended:
@@ -248,7 +259,7 @@ class Worker:
     def region(self, dp_rank: int) -> Region:
         return arena_region(self.ranks[dp_rank], self._incarnation)
 
-    def on_transfer_ended(self, message: TransferFinished | TransferFailed) -> None:
+    def _on_transfer_ended(self, message: TransferFinished | TransferFailed) -> None:
         sequence = self.moves.end(message)
         if sequence is None:
             self.drop(message, "transfer is over")
@@ -288,7 +299,7 @@ class Worker:
         due = self.ports.clock.now() + self.deadlines.ns("lookup")
         self.alarms.set(due, Timeout("spill", request.id, request.attempt))
 
-    def on_pool_granted(self, message: PoolGranted) -> None:
+    def _on_pool_granted(self, message: PoolGranted) -> None:
         if message.grant in self._grants:
             self.drop(message, "grant is in use")
             return
@@ -318,12 +329,11 @@ class Worker:
         if sequence is not None:
             self.forget(sequence)
 
-    # ------------------------------------------------------------ messages any worker gets
+    # ------------------------------------------------------------ presence and laws
 
-    def snapshot(self, holder: Rank) -> None:
-        """Everything a rank of this worker holds, to the router."""
+    def _on_snapshot_wanted(self, message: SnapshotWanted) -> None:
         for announcer in self.announcers:
-            if announcer.holder == holder:
+            if announcer.holder == message.holder:
                 announcer.snapshot()
 
     def drop(self, message: Message, reason: str) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from rackserve.base.errors import InvariantError
 from rackserve.base.ids import Rank
-from rackserve.base.keys import Chain, count, prefix
+from rackserve.base.keys import KEY_BYTES, Chain, count, prefix
 from rackserve.base.messages import BlocksRemoved, BlocksStored, PresenceSnapshot
 from rackserve.runs.tree import Run, RunTree, ancestry
 
@@ -144,7 +144,7 @@ class PrefixIndex:
         total = count(chain)
         run, depth = self._tree.descend(chain)
         if depth < total:
-            rest = chain[len(prefix(chain, depth)) :]
+            rest = chain[depth * KEY_BYTES :]
             if run.parent is not None and depth == run.end and not run.children:
                 run.keys += rest  # a growing session stays one run
             else:

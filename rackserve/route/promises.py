@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from rackserve.base.errors import InvariantError
 from rackserve.base.ids import Attempt, Rank
-from rackserve.base.keys import Chain, count, prefix
+from rackserve.base.keys import KEY_BYTES, Chain, count
 from rackserve.runs.tree import RunTree, ancestry
 
 Counts = dict[Rank, int]
@@ -34,7 +34,7 @@ class Promises:
         if depth < run.end:
             run = self._tree.cut(run, depth)
         if depth < count(chain):
-            run = self._tree.grow(run, chain[len(prefix(chain, depth)) :], {})
+            run = self._tree.grow(run, chain[depth * KEY_BYTES :], {})
         for part in ancestry(run):
             part.payload[rank] = part.payload.get(rank, 0) + 1
 

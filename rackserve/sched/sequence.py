@@ -8,7 +8,7 @@ from typing import Literal
 
 from rackserve.base.errors import InvariantError
 from rackserve.base.ids import Attempt
-from rackserve.base.keys import TOKEN_BYTES, Chain, extend_chain
+from rackserve.base.keys import TOKEN_BYTES, Chain, count, extend_chain
 from rackserve.base.request import Placement, Request
 from rackserve.base.step import TokenLogprobs
 from rackserve.kv.rank_cache import Lease
@@ -107,7 +107,7 @@ class Sequence:
 
     def extend_chain_to(self, num_blocks: int, block_tokens: int) -> Chain:
         """The chain of the first `num_blocks` blocks, hashing those that generated tokens have filled."""
-        if len(self.chain) < num_blocks * 16 and self.request.root and self.tokens:
+        if count(self.chain) < num_blocks and self.request.root and self.tokens:
             known = memoryview(self.tokens).cast("B")[: num_blocks * block_tokens * TOKEN_BYTES]
             self.chain = extend_chain(self.chain, self.request.root, known, block_tokens)
         return self.chain
