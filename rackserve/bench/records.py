@@ -93,34 +93,22 @@ class Recording(msgspec.Struct, frozen=True):
 
 
 class OpenRecord:
-    """A request in flight, as its client sees it. `keep_chunks` off drops the arrival times between first and last chunk."""
+    """A request in flight, as its client sees it."""
 
-    __slots__ = (
-        "_chunks", "_first_ns", "_ideal", "_keep_chunks", "_last_ns", "_num_chunks", "_prompt_tokens", "_send", "_trace_hits",
-        "received_tokens", "sent_ns",
-    )  # fmt: skip
+    __slots__ = ("_chunks", "_ideal", "_prompt_tokens", "_send", "_trace_hits", "received_tokens", "sent_ns")
 
-    def __init__(self, send: Send, request: Request, ideal: IdealCache, now: Time, keep_chunks: bool = True) -> None:
+    def __init__(self, send: Send, request: Request, ideal: IdealCache, now: Time) -> None:
         self._send = send
         self._prompt_tokens = request.num_tokens
         self._ideal = ideal.add_prompt(request.chain, request.num_tokens)
         self._trace_hits = ideal.add_trace_blocks(send.key.tree, send.request.hash_ids)
-        self._keep_chunks = keep_chunks
         self._chunks: list[Time] = []
-        self._num_chunks = 0
-        self._first_ns: Time = -1
-        self._last_ns: Time = -1
         self.received_tokens = -1
         self.sent_ns = now
 
     def add_chunk(self, now: Time, num_tokens: int | None) -> None:
         """Output arrived: `num_tokens` of it, or None where the client cannot tell."""
-        if not self._num_chunks:
-            self._first_ns = now
-        self._last_ns = now
-        self._num_chunks += 1
-        if self._keep_chunks:
-            self._chunks.append(now)
+        self._chunks.append(now)
         if num_tokens is not None:
             self.received_tokens = max(0, self.received_tokens) + num_tokens
 
@@ -145,13 +133,13 @@ class OpenRecord:
             ended_ns=now,
             planned_prompt_tokens=self._prompt_tokens,
             planned_output_tokens=send.request.output_tokens,
-            first_ns=self._first_ns,
-            last_ns=self._last_ns,
+            first_ns=self._chunks[0] if self._chunks else -1,
+            last_ns=self._chunks[-1] if self._chunks else -1,
             prompt_tokens=prompt_tokens,
             cached_tokens=cached_tokens,
             output_tokens=output_tokens,
             received_tokens=self.received_tokens,
-            num_chunks=self._num_chunks,
+            num_chunks=len(self._chunks),
             chunk_ns=tuple(self._chunks),
             ideal_cached_tokens=self._ideal,
             trace_blocks=send.request.num_blocks,

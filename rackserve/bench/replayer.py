@@ -23,8 +23,6 @@ class Replayer:
         ideal: IdealCache,
         clock: Clock,
         transport: Transport,
-        *,
-        keep_chunks: bool = True,
     ) -> None:
         self._name = name
         self._plan = plan
@@ -32,7 +30,6 @@ class Replayer:
         self._ideal = ideal
         self._clock = clock
         self._transport = transport
-        self._keep_chunks = keep_chunks
         self._open: dict[str, tuple[RequestKey, OpenRecord]] = {}
         self._wake: Time | None = None
         self.records: list[RequestRecord] = []
@@ -98,7 +95,7 @@ class Replayer:
         now = self._clock.now()
         for send in self._plan.take_due(now):
             request = self._maker.make(send)
-            self._open[request.id] = (send.key, OpenRecord(send, request, self._ideal, now, self._keep_chunks))
+            self._open[request.id] = (send.key, OpenRecord(send, request, self._ideal, now))
             self._transport.send(FRONTEND, Submit(request, self._name))
         due = self._plan.next_due
         if due is not None and (self._wake is None or due < self._wake):

@@ -17,10 +17,10 @@ from tests.bench.toys import request
 RUN = RunInfo("a", "live", 2, 3, config={"route.policy": "least"})
 
 
-def opened(keep_chunks: bool = True) -> OpenRecord:
+def opened() -> OpenRecord:
     send = Send(RequestKey("a", 0, 0, 0), 5, request(0, blocks=(1, 2)), 4, True)
     made = RequestMaker(CacheNamespace("m", "r", 4, "l")).make(send)
-    return OpenRecord(send, made, IdealCache(4), 7, keep_chunks)
+    return OpenRecord(send, made, IdealCache(4), 7)
 
 
 def test_a_record_keeps_planned_and_actual_times_and_counts() -> None:
@@ -32,14 +32,6 @@ def test_a_record_keeps_planned_and_actual_times_and_counts() -> None:
     assert (done.due_ns, done.sent_ns, done.first_ns, done.last_ns, done.ended_ns) == (5, 7, 20, 40, 41)
     assert (done.planned_prompt_tokens, done.planned_output_tokens, done.received_tokens) == (8, 4, 5)
     assert (done.num_chunks, done.chunk_ns) == (3, (20, 30, 40))
-
-
-def test_chunk_times_can_be_dropped_but_not_their_number() -> None:
-    record = opened(keep_chunks=False)
-    for now in (20, 30, 40):
-        record.add_chunk(now, 1)
-    done = record.close(41)
-    assert (done.num_chunks, done.chunk_ns, done.first_ns, done.last_ns) == (3, (), 20, 40)
 
 
 def test_a_request_without_output_has_no_first_time() -> None:
