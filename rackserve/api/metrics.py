@@ -35,7 +35,7 @@ _STEP_S = (0.00025, 0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.1
 OUTCOMES = ("finished", "aborted", "refused")
 ERRORS = ("400", "404", "408", "413", "429", "500", "503", "504", "stream")
 TRANSFER_KINDS = ("fetch", "push", "spill")
-TRANSFER_OUTCOMES = ("finished", "failed", "cancelled")
+TRANSFER_OUTCOMES = ("finished", "failed")
 _MAX_UNKNOWN_NAMES = 100
 
 

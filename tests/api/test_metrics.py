@@ -77,7 +77,7 @@ def drive(metrics: Metrics) -> None:
         events.StepDone(RANK, 1, 40, 60, 3200, 1, 1, 3_000_000, 0),
         events.QueueChanged(RANK, 3, 2),
         events.TransferDone("fetch", RANK, 5, 5000, 10),
-        events.TransferDone("push", RANK, 5, 7000, 10, "cancelled"),
+        events.TransferDone("push", RANK, 5, 7000, 10, "failed"),
         events.BlocksEvicted(POOL_RANK, 4),
         events.Preempted("a", 1, RANK),
         events.AttemptRetried("a", 1, "rank down"),
@@ -103,7 +103,7 @@ def test_a_known_workload_gives_the_numbers_counted_by_hand() -> None:
     assert value(metrics, "rackserve_requests_queued", rank="prefill0.0") == 3
     assert value(metrics, "rackserve_transfer_bytes_total", kind="fetch") == 5000
     assert value(metrics, "rackserve_transfer_bytes_total", kind="push") == 0
-    assert value(metrics, "rackserve_transfers_total", kind="push", outcome="cancelled") == 1
+    assert value(metrics, "rackserve_transfers_total", kind="push", outcome="failed") == 1
     assert value(metrics, "rackserve_blocks_evicted_total", holder="pool.0") == 4
 
 
