@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from rackserve.base.ids import Attempt, NodeId, Rank
+from rackserve.base.ids import Attempt, Rank
 from rackserve.base.keys import Chain
-from rackserve.base.units import Time
 
 
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -27,7 +26,6 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True):
     num_tokens      len(tokens) / 4, kept apart so that a simulation may leave `tokens` empty
     max_tokens      output tokens still to make
     num_emitted     output tokens at the tail of `tokens` that the client has already received
-    deadline_ns     how long the whole request may take, counted from its arrival at the frontend; 0 = the frontend's limit
     """
 
     id: str
@@ -42,7 +40,6 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True):
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int = -1
-    deadline_ns: Time = 0
     root: bytes = b""
 
     @property
@@ -76,10 +73,3 @@ class Usage(msgspec.Struct, frozen=True):
     prompt_tokens: int
     cached_tokens: int
     output_tokens: int
-
-
-class Submission(msgspec.Struct, frozen=True):
-    """A request on its way in and the node that wants its output."""
-
-    request: Request
-    reply_to: NodeId

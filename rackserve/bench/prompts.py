@@ -9,7 +9,6 @@ import msgspec
 from rackserve.base.errors import ConfigError
 from rackserve.base.keys import TOKEN_BYTES, CacheNamespace, Chain, extend_chain, prefix
 from rackserve.base.request import Request
-from rackserve.base.units import Time
 from rackserve.bench.plan import Send
 from rackserve.bench.trace import HASH_ID_BYTES, shared_ids
 
@@ -33,7 +32,7 @@ class RequestMaker:
     a served block is a whole number of trace blocks, which is required then.
     """
 
-    __slots__ = ("_deadline_ns", "_last", "_namespace", "_seed", "_vocabulary", "_with_tokens")
+    __slots__ = ("_last", "_namespace", "_seed", "_vocabulary", "_with_tokens")
 
     def __init__(
         self,
@@ -42,7 +41,6 @@ class RequestMaker:
         vocabulary: tuple[int, int] = (0, 256),
         seed: int = 42,
         with_tokens: bool = True,
-        deadline_ns: Time = 0,
     ) -> None:
         if not 0 <= vocabulary[0] < vocabulary[1]:
             raise ConfigError(f"vocabulary must be a range low < high of token ids, got {vocabulary}")
@@ -50,7 +48,6 @@ class RequestMaker:
         self._vocabulary = vocabulary
         self._seed = seed
         self._with_tokens = with_tokens
-        self._deadline_ns = deadline_ns
         self._last: dict[tuple[str, int], _Last] = {}
 
     def make(self, send: Send) -> Request:
@@ -68,7 +65,6 @@ class RequestMaker:
             num_tokens=send.request.input_tokens,
             max_tokens=send.request.output_tokens,
             ignore_eos=True,
-            deadline_ns=self._deadline_ns,
             root=self._namespace.root() if made.tokens else b"",
         )
 

@@ -120,8 +120,7 @@ class Frontend:
             self._record_end(live, "refused", refusal[0])
             return
         self._live[request.id] = live
-        limit = request.deadline_ns or self._deadlines.ns("request")
-        self._alarms.set(now + limit, Timeout("request", request.id))
+        self._alarms.set(now + self._deadlines.ns("request"), Timeout("request", request.id))
         self._place(live)
 
     def _place(self, live: _Live) -> None:

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from rackserve.base.ids import Rank
-from rackserve.base.request import Placement, Request, SamplingParams, Submission, Usage
+from rackserve.base.request import Placement, Request, SamplingParams, Usage
 
 
 def test_delivered_output_is_not_part_of_the_prompt_the_client_sent() -> None:
@@ -21,11 +21,11 @@ def test_a_request_cannot_be_changed() -> None:
 
 
 def test_fields_left_at_their_defaults_cost_no_bytes() -> None:
-    plain = Submission(Request("r", "s", b"", b"", 1, 1), "client")
-    seeded = Submission(Request("r", "s", b"", b"", 1, 1, sampling=SamplingParams(seed=7)), "client")
+    plain = Request("r", "s", b"", b"", 1, 1)
+    seeded = Request("r", "s", b"", b"", 1, 1, sampling=SamplingParams(seed=7))
     encode, decode = msgspec.msgpack.encode, msgspec.msgpack.decode
     assert len(encode(plain)) < len(encode(seeded)) < 120
-    assert decode(encode(seeded), type=Submission) == seeded
+    assert decode(encode(seeded), type=Request) == seeded
 
 
 def test_usage_is_compared_by_content() -> None:
