@@ -55,8 +55,5 @@ class Topology(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def num_segments(self) -> int:
-        """One pool segment per worker's tray: segment i belongs to worker i, prefill workers first."""
+        """One pool segment per worker's tray."""
         return self.prefill_workers + self.decode_workers if self.pool else 0
-
-    def segment_of(self, worker: NodeId) -> int:
-        return (self.workers("prefill") + self.workers("decode")).index(worker)

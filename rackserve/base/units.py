@@ -8,9 +8,7 @@ NS_PER_US = 1_000
 NS_PER_MS = 1_000_000
 NS_PER_S = 1_000_000_000
 
-KIB = 1 << 10
 MIB = 1 << 20
-GIB = 1 << 30
 
 
 def to_ns(seconds: float) -> Time:
@@ -21,11 +19,6 @@ def to_ns(seconds: float) -> Time:
 def to_seconds(time_ns: Time) -> float:
     """`time_ns` as seconds."""
     return time_ns / NS_PER_S
-
-
-def to_ms(time_ns: Time) -> float:
-    """`time_ns` as milliseconds."""
-    return time_ns / NS_PER_MS
 
 
 def blocks_for(num_tokens: int, block_tokens: int) -> int:

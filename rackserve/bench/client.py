@@ -284,8 +284,3 @@ async def replay_over_http(
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     async with httpx.AsyncClient(transport=transport, timeout=None, limits=limits, trust_env=False) as client:
         return await HttpReplay(plan, maker, ideal, target, client, now).run()
-
-
-def run_http_replay(plan: Plan, maker: RequestMaker, ideal: IdealCache, target: Target) -> list[RequestRecord]:
-    """`replay_over_http` for callers without an event loop."""
-    return asyncio.run(replay_over_http(plan, maker, ideal, target))

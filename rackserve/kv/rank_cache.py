@@ -45,14 +45,12 @@ class RankCache:
 
     __slots__ = ("_arena", "_cache", "_events", "_leases", "_windows", "layout", "rank")
 
-    def __init__(
-        self, rank: Rank, layout: KvLayout, num_blocks: int, num_window_slots: int = 0, *, eviction: str = "lru"
-    ) -> None:
+    def __init__(self, rank: Rank, layout: KvLayout, num_blocks: int, num_window_slots: int = 0) -> None:
         self.rank = rank
         self.layout = layout
         self._arena = Arena(num_blocks)
         self._windows = Arena(num_window_slots)
-        self._cache = RunCache(needs_window=layout.has_window, eviction=eviction)
+        self._cache = RunCache(needs_window=layout.has_window)
         self._events: list[Stored | Removed] = []
         self._leases: dict[Lease, None] = {}
 

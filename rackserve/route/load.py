@@ -54,11 +54,6 @@ class LoadBook:
             del self._bookings[rank], self._totals[rank]
         return True
 
-    def release_rank(self, rank: Rank) -> list[Attempt]:
-        """End all bookings of a lost rank and return their attempts in the order they were booked."""
-        self._totals.pop(rank, None)
-        return list(self._bookings.pop(rank, {}))
-
     def outstanding(self, rank: Rank) -> int:
         """Tokens booked on `rank`."""
         return self._totals.get(rank, 0)

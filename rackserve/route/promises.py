@@ -56,11 +56,6 @@ class Promises:
                 self._tree.remove(part)
         return True
 
-    def remove_rank(self, rank: Rank) -> None:
-        """`rank` is gone and keeps no promise."""
-        for attempt in list(self._chains.get(rank, ())):
-            self.remove(rank, attempt)
-
     def match(self, chain: Chain) -> dict[Rank, int]:
         """How many leading blocks of `chain` are coming on each rank; ranks with none are left out."""
         run, depth = self._tree.descend(chain)

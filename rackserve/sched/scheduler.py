@@ -73,12 +73,6 @@ class Scheduler:
         self._in_flight: dict[tuple[int, int], Sequence] = {}
         self._retired: list[int] = []
 
-    def __len__(self) -> int:
-        return len(self._sequences)
-
-    def sequences(self) -> list[Sequence]:
-        return list(self._sequences.values())
-
     def add(self, sequence: Sequence) -> None:
         """Take a sequence in state `ready` into the batch."""
         if sequence.state != "ready":

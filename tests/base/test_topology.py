@@ -18,9 +18,7 @@ def test_ranks_are_listed_worker_by_worker() -> None:
 
 
 def test_each_tray_has_its_own_segment_if_there_is_a_pool() -> None:
-    topology = Topology(prefill_workers=2, decode_workers=1)
-    workers = ("prefill0", "prefill1", "decode0")
-    assert [topology.segment_of(worker) for worker in workers] == list(range(topology.num_segments))
+    assert Topology(prefill_workers=2, decode_workers=1).num_segments == 3
     assert Topology(pool=False, segment_blocks=0).num_segments == 0
 
 

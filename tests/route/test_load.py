@@ -12,7 +12,7 @@ from rackserve.route.load import LoadBook
 
 RANKS = (Rank("prefill0"), Rank("prefill0", 1), Rank("prefill1"))
 ACTIONS = st.tuples(
-    st.sampled_from(["book", "book", "adjust", "progress", "release", "release_rank"]),
+    st.sampled_from(["book", "book", "adjust", "progress", "release"]),
     st.sampled_from(RANKS),
     st.tuples(st.sampled_from("ab"), st.integers(1, 2)),
     st.integers(0, 50),
@@ -40,9 +40,6 @@ def test_totals_are_the_sums_of_the_bookings_after_every_operation(actions: list
         elif kind == "release":
             assert book.release(rank, attempt) == booked
             naive.pop((rank, attempt), None)
-        elif kind == "release_rank":
-            assert book.release_rank(rank) == [a for r, a in naive if r == rank]
-            naive = {key: value for key, value in naive.items() if key[0] != rank}
         book.check()
         for each in RANKS:
             mine = {a: value for (r, a), value in naive.items() if r == each}

@@ -22,7 +22,7 @@ def chain_of(path: tuple[int, ...]) -> Chain:
 
 PATHS = st.lists(st.integers(0, 1), max_size=7).map(tuple)
 ACTIONS = st.tuples(
-    st.sampled_from(["add", "add", "add", "remove", "remove", "remove_rank"]),
+    st.sampled_from(["add", "add", "add", "remove", "remove"]),
     st.sampled_from(RANKS),
     st.tuples(st.sampled_from("abc"), st.just(1)),
     PATHS,
@@ -42,9 +42,6 @@ def test_what_is_coming_is_the_longest_prefix_any_attempt_there_promised(
             naive[rank, attempt] = chain_of(path)
         elif kind == "remove":
             assert promises.remove(rank, attempt) == (naive.pop((rank, attempt), None) is not None)
-        elif kind == "remove_rank":
-            promises.remove_rank(rank)
-            naive = {key: chain for key, chain in naive.items() if key[0] != rank}
         promises.check()
         assert promises.is_empty() == (not naive)
         for probe in map(chain_of, probes):

@@ -85,9 +85,12 @@ class ToyRouter:
     def lose(self, rank: Rank) -> list[Attempt]:
         self.up.remove(rank)
         self.index.drop(rank)
-        self.promises.remove_rank(rank)
         self.numbers.pop(rank, None)
-        return self.load.release_rank(rank)
+        lost = self.load.attempts(rank)
+        for attempt in lost:
+            self.promises.remove(rank, attempt)
+            self.load.release(rank, attempt)
+        return lost
 
     def outstanding(self) -> list[int]:
         return [self.load.outstanding(rank) for rank in sorted(self.up)]
