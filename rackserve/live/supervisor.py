@@ -315,7 +315,7 @@ class Supervisor:
                 self._wire.send_raw(rank.rank.worker, REGIONS_CHANNEL, table)
 
     def _broadcast(self, message: Message, but: NodeId) -> None:
-        for node in (ROUTER, FRONTEND, POOL):
+        for node in (ROUTER, POOL):
             if self._host.has(node):
                 self._wire.send(SUPERVISOR, node, message)
         for rank in self._ranks.values():

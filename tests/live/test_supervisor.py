@@ -45,7 +45,7 @@ def test_everyone_hears_of_every_rank_and_the_pool_of_every_segment() -> None:
     async def test(rack: TinyRack) -> None:
         ups: list[Message] = [RankUp(P, "prefill", 1), RankUp(D, "decode", 1)]
         await until(lambda: len(rack.nodes["api"].texts) == 2 and len(supervision(rack, "pool")) == 4)
-        assert supervision(rack, "router") == supervision(rack, "frontend") == ups
+        assert supervision(rack, "router") == ups and not supervision(rack, "frontend")
         assert [m for m in supervision(rack, "pool") if isinstance(m, RankUp)] == ups
         joined: list[Message] = [SegmentJoined(0, 4, 0, P), SegmentJoined(1, 4, 0, D)]
         assert [m for m in supervision(rack, "pool") if isinstance(m, SegmentJoined)] == joined
@@ -66,7 +66,6 @@ def test_a_killed_rank_is_announced_down_and_comes_back_as_a_new_incarnation_wit
         assert {file.name for file in rack.regions.table()} == {"arena/decode0.0#1", "segment/1"}
         await until(lambda: len(supervision(rack, "pool")) == 8)
         assert supervision(rack, "router")[2:] == [RankDown(P, 1), RankUp(P, "prefill", 2)]
-        assert supervision(rack, "frontend") == supervision(rack, "router")
         assert supervision(rack, "pool")[4:] == [
             RankDown(P, 1),
             SegmentLost(0),
