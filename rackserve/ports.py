@@ -32,7 +32,8 @@ class Transport(Protocol):
 class Engine(Protocol):
     """The compute of one group of ranks. At most two steps are in flight; each ends in `StepFinished` or `EngineFailed`.
 
-    A step planned while the one before it ran builds on that one: if the first fails, the second fails too.
+    A step planned while the one before it ran builds on that one: if the first fails, what the second yields for the same
+    sequences is worth nothing, however it ends.
     """
 
     def start(self, step: GroupStep) -> None: ...

@@ -35,7 +35,7 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     body_bytes      length of a request body; more is 413
     messages        chat messages in one request
     choices         prompts x n in one request
-    preparing       requests waiting to be parsed and tokenised; more are refused with 503
+    preparing       requests waiting to be parsed and tokenised; more are refused with 429
     threads         worker threads that parse and tokenise
     body_s, send_s  seconds to wait for the next part of a body, or for the client to take a part of the answer
     """

@@ -143,7 +143,7 @@ class MessageDropped(Event, frozen=True):
 
 
 class RankChanged(Event, frozen=True):
-    """A rank came up, went down or is draining, as the supervisor sees it."""
+    """The supervisor sees a rank in another `state`: starting, up, down, failed (it stays down) or stopped."""
 
     rank: Rank
     state: str

@@ -18,6 +18,7 @@ class StepItem(msgspec.Struct, frozen=True):
     num_draft    how many draft tokens may be verified; the result then carries 1..num_draft+1 tokens
     restore      window slot to load the resume state from before computing, or -1
     snapshot     window slot to store the resume state to after computing, or -1
+    logprobs     alternatives per drawn token to report log-probabilities of, or -1 for none at all
     """
 
     sequence: int
