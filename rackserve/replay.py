@@ -139,9 +139,7 @@ def replay_simulated(
         def duration(step: Step) -> Time:
             if not step.items:
                 return round(cost.base_ns)
-            attended = sum(i.num_tokens * i.start + i.num_tokens * (i.num_tokens + 1) // 2 for i in step.items)
-            context = sum(i.start for i in step.items)
-            return cost.duration_ns(step.num_tokens, attended, len(step.items), context)
+            return cost.duration_ns(step.num_tokens, step.attended, len(step.items), step.context_tokens)
 
         return duration
 

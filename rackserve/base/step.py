@@ -49,6 +49,16 @@ class Step(msgspec.Struct, frozen=True):
     def num_tokens(self) -> int:
         return sum(item.num_tokens for item in self.items)
 
+    @property
+    def context_tokens(self) -> int:
+        """Positions before the items, whose KV attention reads."""
+        return sum(item.start for item in self.items)
+
+    @property
+    def attended(self) -> int:
+        """Sum over all computed positions of the positions each attends to, itself among them."""
+        return sum(item.num_tokens * item.start + item.num_tokens * (item.num_tokens + 1) // 2 for item in self.items)
+
 
 class GroupStep(msgspec.Struct, frozen=True):
     """The steps of all ranks of a group that run in lockstep: it ends when its slowest rank does."""

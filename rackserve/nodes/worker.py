@@ -25,7 +25,7 @@ from rackserve.base.messages import (
     TransferFinished,
 )
 from rackserve.base.request import Placement, Request
-from rackserve.base.step import GroupStep, StepItem
+from rackserve.base.step import GroupStep
 from rackserve.base.transfer import Region, arena_region
 from rackserve.base.units import Time
 from rackserve.kv.rank_cache import RankCache
@@ -234,8 +234,8 @@ class Worker:
                 rank,
                 group_step.number,
                 step.num_tokens,
-                sum(item.start for item in step.items),
-                sum(_attended(item) for item in step.items),
+                step.context_tokens,
+                step.attended,
                 len(step.items),
                 sum(item.sample for item in step.items),
                 duration,
@@ -352,8 +352,3 @@ class Worker:
     def is_quiet(self) -> bool:
         """Whether nothing is held for any attempt."""
         return not (self.sequences or len(self.moves) or self._spilling or self.group.num_in_flight)
-
-
-def _attended(item: StepItem) -> int:
-    """Positions read by attention over all positions of an item: start + 1, start + 2, ..."""
-    return item.num_tokens * item.start + item.num_tokens * (item.num_tokens + 1) // 2
