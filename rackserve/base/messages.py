@@ -115,11 +115,10 @@ class Prefill(Message, frozen=True):
 
 
 class PrefillStarted(AttemptMessage, frozen=True):
-    """prefill -> router: cached and fetched tokens are now known, so the booking can be put right."""
+    """prefill -> router: the tokens that need not be computed are known now, so the booking can be put right."""
 
     rank: Rank
     cached_tokens: int
-    fetched_tokens: int
 
 
 class PrefillProgressed(AttemptMessage, frozen=True):

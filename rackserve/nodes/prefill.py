@@ -143,7 +143,7 @@ class PrefillNode:
             PrefillAdmitted(request.id, request.attempt, rank, request.num_tokens, errand.local, errand.fetched, waited)
         )
         cached = errand.local + errand.fetched
-        worker.ports.transport.send(ROUTER, PrefillStarted(request.id, request.attempt, rank, cached, errand.fetched))
+        worker.ports.transport.send(ROUTER, PrefillStarted(request.id, request.attempt, rank, cached))
         if request.max_tokens > 1:
             errand.reserve_sent = True
             decode = sequence.placement.decode.worker

@@ -48,13 +48,10 @@ class PrefixIndex:
         """Everyone heard from and not dropped, sorted."""
         return sorted(self._feeds)
 
-    def is_stale(self, holder: Rank) -> bool:
-        """Whether events of `holder` are missing, so that nothing is claimed for it until a snapshot comes."""
-        feed = self._feeds.get(holder)
-        return feed is not None and feed.stale
-
     def heard(self, holder: Rank) -> int:
-        """The number of the last event of `holder` that was taken in without a gap; -1 while it is stale."""
+        """The number of the last event of `holder` that was taken in without a gap; -1 while events are missing, and nothing
+        is claimed for it until a snapshot comes.
+        """
         feed = self._feeds.get(holder, Feed())
         return -1 if feed.stale else feed.number
 

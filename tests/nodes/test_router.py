@@ -281,7 +281,7 @@ def test_late_messages_about_a_closed_attempt_leave_the_books_alone() -> None:
     rig.submit("r", prompt(12), 4)
     rig.rest()
     rank = Rank("prefill0")
-    for message in (PrefillStarted("r", 1, rank, 0, 0), PrefillProgressed("r", 1, rank, 5), PrefillFinished("r", 1, rank)):
+    for message in (PrefillStarted("r", 1, rank, 0), PrefillProgressed("r", 1, rank, 5), PrefillFinished("r", 1, rank)):
         rig.host.post(ROUTER, rig.host.now, message)
     rig.rest()
     assert rig.rack.router.prefill_load.is_idle()

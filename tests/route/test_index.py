@@ -115,7 +115,7 @@ def test_the_index_claims_exactly_what_the_events_heard_warrant(
             known = naive.known or set()
             maximal = sorted(chain_of(p) for p in known if not any(q[:-1] == p for q in known))
             assert sorted(index.holding(rank)) == maximal
-            assert index.is_stale(rank) == (naive.known is None)
+            assert (index.heard(rank) == -1) == (naive.known is None)
         for path in probes:
             expected = {r: len(prefixes(path) & (n.known or set())) for r, n in zip(HOLDERS, naives, strict=True)}
             assert index.match(chain_of(path)) == {rank: blocks for rank, blocks in expected.items() if blocks}
@@ -144,7 +144,7 @@ def test_a_gap_is_seen_and_mended_by_a_snapshot() -> None:
     for number in (1, 2, 3, 4):
         assert index.apply(stored(A, number, (1,) * number))
     assert not index.apply(stored(A, 6, (1,) * 6))
-    assert index.is_stale(A) and index.match(chain_of((1,) * 6)) == {}
+    assert index.heard(A) == -1 and index.match(chain_of((1,) * 6)) == {}
     assert not index.apply(stored(A, 7, (1,) * 7))  # asked for again: the first question may have been lost
     assert not index.apply(stored(A, 2, (1,) * 2))
     assert not index.apply(PresenceSnapshot(A, 5, (chain_of((1,) * 5),)))  # too old to mend it
@@ -163,7 +163,7 @@ def test_a_snapshot_replaces_what_was_known_even_before_the_gap_shows() -> None:
 def test_a_router_that_starts_late_asks_for_a_snapshot() -> None:
     index = PrefixIndex(max_runs=100)
     assert not index.apply(stored(A, 3, (1, 2, 3)))
-    assert index.holders() == [A] and index.is_stale(A)
+    assert index.holders() == [A] and index.heard(A) == -1
 
 
 def test_a_restarted_holder_is_known_by_its_numbers() -> None:
