@@ -235,7 +235,7 @@ class Frontend:
             due = live.heard + self._deadlines.ns("silence")
             if self._ports.clock.now() < due:
                 self._alarms.set(due, message)
-            elif live.waiting_since < 0:
+            else:
                 self._abort_attempt(live, "silent")
                 self._retry(live, "silent")
 

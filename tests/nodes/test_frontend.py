@@ -16,6 +16,7 @@ from rackserve.base.messages import (
     HandOver,
     Message,
     Output,
+    Place,
     Prefill,
     Refused,
     Reserve,
@@ -172,6 +173,19 @@ def test_a_request_waits_for_a_rank_to_come_back_but_not_for_ever() -> None:
     rig.rest()
     assert failed.error == "unavailable"
     assert SHORT.ns("unavailable") <= failed.ended - failed.sent < SHORT.ns("unavailable") + 1000 * MS
+
+
+def test_a_waiting_request_whose_placement_is_lost_is_placed_again() -> None:
+    rig = Rig()
+    rig.rack.kill("decode0", noticed_after=0)
+    rig.run(MS)
+    answer = rig.submit("r", prompt(12))
+    rig.run(120 * MS)
+    rig.lose(Place)
+    rig.rack.start("decode0")
+    rig.rest()
+    assert answer.finish == "length"
+    assert answer.ended - answer.sent < SHORT.ns("silence") + 1000 * MS
 
 
 def test_the_deadline_of_a_request_ends_it() -> None:
