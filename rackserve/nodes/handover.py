@@ -45,7 +45,12 @@ class Pusher:
 
     def on_reserved(self, message: Reserved) -> None:
         sequence, errand = self._worker.sequences.get(message.key), self._errands.get(message.key)
-        if sequence is None or errand is None or sequence.ended or errand.reserved is not None:
+        if sequence is None or errand is None:
+            self._worker.drop(message, "attempt is over")
+            ended = PushesEnded(message.request, message.attempt)  # or the blocks would stay reserved until a deadline
+            self._worker.ports.transport.send(message.rank.worker, ended)
+            return
+        if sequence.ended or errand.reserved is not None:
             self._worker.drop(message, "not waiting for it")
             return
         errand.reserved = message

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rackserve.base.events import TransferDone
-from rackserve.base.messages import HandOver, PushesEnded, Reserved, TransferFinished
+from rackserve.base.messages import HandOver, PushesEnded, Reserve, Reserved, TransferFinished
 from tests.nodes.rig import BLOCK, MS, Rig, prompt
 
 
@@ -32,6 +32,18 @@ def test_a_doubled_reservation_is_used_once() -> None:
     rig.rules.append(lambda source, target, message: [0, MS] if isinstance(message, Reserved) else None)
     rig.rest()
     assert sum(event.num_slots for event in rig.events_of(TransferDone)) == 8
+
+
+def test_a_reservation_for_an_attempt_that_is_over_is_given_back_at_once() -> None:
+    rig = Rig()
+    rig.submit("r", prompt(30), 4)
+    rig.run(500 * MS)
+    assert rig.decode().is_quiet
+    rig.host.post("decode0", rig.host.now, *rig.messages_of(Reserve))
+    rig.run(MS)
+    assert len(rig.messages_of(Reserved)) == 2
+    assert rig.decode().is_quiet
+    rig.rest()
 
 
 def test_an_answer_about_pushes_comes_only_when_none_is_under_way() -> None:
