@@ -17,7 +17,7 @@ from rackserve.base.keys import CacheNamespace
 from rackserve.base.kv_layout import KvLayout
 from rackserve.base.request import Request
 from rackserve.base.step import Step
-from rackserve.base.topology import Role
+from rackserve.base.topology import ROLES, Role
 from rackserve.base.units import Time
 from rackserve.bench.client import Target, replay_over_http
 from rackserve.bench.ideal import IdealCache
@@ -129,7 +129,7 @@ def replay_simulated(
     spec: ReplaySpec, config: RackConfig, layout: KvLayout, costs: Mapping[str, StepCost], link: LinkCost
 ) -> Recording:
     """Replay on a simulated rack of the same configuration. `costs` by role; their held-out error goes into the record."""
-    for role in ("prefill", "decode"):
+    for role in ROLES:
         if role not in costs:
             raise ConfigError(f"costs has no entry for role {role}: run a demo or bench with more steps of that role")
 
@@ -143,7 +143,7 @@ def replay_simulated(
 
         return duration
 
-    step_times: dict[Role, Callable[[Step], Time]] = {"prefill": step_time("prefill"), "decode": step_time("decode")}
+    step_times = {role: step_time(role) for role in ROLES}
     rack = SimRack(config, layout, lambda arena, blocks: TimedRunner(), step_times, link, backed=False)
     events: list[RecordedEvent] = []
 

@@ -10,6 +10,7 @@ NodeId = str
 FRONTEND: NodeId = "frontend"
 ROUTER: NodeId = "router"
 POOL: NodeId = "pool"
+SUPERVISOR: NodeId = "supervisor"
 
 Attempt = tuple[str, int]
 """(request id, attempt number): the name under which work is booked, reserved and dropped."""

@@ -11,6 +11,8 @@ from rackserve.base.ids import NodeId, Rank
 
 Role = Literal["prefill", "decode"]
 
+ROLES: tuple[Role, Role] = ("prefill", "decode")
+
 
 class Topology(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A rack of `prefill_workers` + `decode_workers` groups.

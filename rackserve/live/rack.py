@@ -10,16 +10,16 @@ from types import TracebackType
 from rackserve.assemble import RackConfig, build_frontend, build_pool, build_router
 from rackserve.base.errors import ConfigError
 from rackserve.base.events import MessageDropped
-from rackserve.base.ids import FRONTEND, POOL, ROUTER, NodeId
+from rackserve.base.ids import FRONTEND, POOL, ROUTER, SUPERVISOR, NodeId
 from rackserve.base.kv_layout import KvLayout
-from rackserve.base.topology import Role, Topology
+from rackserve.base.topology import ROLES, Topology
 from rackserve.live.clock import LiveClock
 from rackserve.live.host import LiveHost
 from rackserve.live.rank_spec import RankSpec
 from rackserve.live.recorder import EVENTS_CHANNEL, FanOut, NodeRecorder, Sink
 from rackserve.live.regions import RegionOwner
 from rackserve.live.runner import RunnerSpec, layout_of, require_packages
-from rackserve.live.supervisor import ENGINE_COMMAND, SUPERVISOR, RankStatus, Supervisor, SupervisorConfig
+from rackserve.live.supervisor import ENGINE_COMMAND, RankStatus, Supervisor, SupervisorConfig
 from rackserve.live.transport import CONTROL, LiveTransport, Meeting, Wire
 from rackserve.nodes.ports import Ports
 from rackserve.ports import Node
@@ -157,8 +157,7 @@ class LiveRack:
 
 def refuse_groups(topology: Topology) -> None:
     """Raise ConfigError if a worker has more than one rank: this host runs one process per rank and no collectives."""
-    roles: tuple[Role, Role] = ("prefill", "decode")
-    for role in roles:
+    for role in ROLES:
         if topology.group_size(role) != 1:
             raise ConfigError(
                 f"topology.{role}_ranks is {topology.group_size(role)}: the live host runs workers of one rank; "

@@ -7,7 +7,7 @@ import msgspec
 from rackserve.assemble import RackConfig
 from rackserve.base.ids import NodeId, Rank
 from rackserve.base.kv_layout import KvLayout
-from rackserve.base.topology import Role
+from rackserve.base.topology import ROLES, Role
 from rackserve.base.transfer import Region, arena_region
 from rackserve.base.units import Time
 from rackserve.live.regions import RegionFile
@@ -41,7 +41,7 @@ class RankSpec(msgspec.Struct, frozen=True):
     @property
     def workers(self) -> tuple[NodeId, ...]:
         """All workers of the rack."""
-        return self.config.topology.workers("prefill") + self.config.topology.workers("decode")
+        return tuple(worker for role in ROLES for worker in self.config.topology.workers(role))
 
     @property
     def arena(self) -> Region:

@@ -14,9 +14,9 @@ import msgspec
 
 from rackserve.base.errors import ConfigError, RackserveError, ResourceError
 from rackserve.base.events import RankChanged
-from rackserve.base.ids import FRONTEND, POOL, ROUTER, NodeId, Rank
+from rackserve.base.ids import FRONTEND, POOL, ROUTER, SUPERVISOR, NodeId, Rank
 from rackserve.base.messages import Drain, Drained, Message, RankDown, RankUp, SegmentJoined, SegmentLost
-from rackserve.base.topology import Role
+from rackserve.base.topology import ROLES, Role
 from rackserve.base.transfer import arena_region, segment_region
 from rackserve.base.units import Time, to_ns, to_seconds
 from rackserve.live.host import LiveHost
@@ -25,8 +25,6 @@ from rackserve.live.rank_spec import BEAT_CHANNEL, READY_CHANNEL, REGIONS_CHANNE
 from rackserve.live.regions import RegionOwner, RegionShape, check_memory
 from rackserve.live.transport import Wire
 from rackserve.ports import Recorder
-
-SUPERVISOR: NodeId = "supervisor"
 
 ENGINE_COMMAND = (sys.executable, "-m", "rackserve.live.engine_main")
 
@@ -126,8 +124,7 @@ class Supervisor:
         self._tasks: list[asyncio.Task[None]] = []
         self._drained = loop.create_future()
         self._ranks: dict[NodeId, _Supervised] = {}
-        roles: tuple[Role, Role] = ("prefill", "decode")
-        for role in roles:
+        for role in ROLES:
             for worker in topology.workers(role):
                 self._ranks[worker] = _Supervised(Rank(worker), role)
         wire.listen(READY_CHANNEL, self._on_ready)

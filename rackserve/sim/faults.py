@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rackserve.base.ids import NodeId
+from rackserve.base.ids import SUPERVISOR, NodeId
 from rackserve.base.messages import Message, RankDown, RankUp, SegmentJoined, SegmentLost
 from rackserve.base.rng import Stream
 from rackserve.base.units import NS_PER_MS, Time
-from rackserve.sim.rack import SUPERVISOR, SimRack
+from rackserve.sim.rack import SimRack
 
 RELIABLE = (RankUp, RankDown, SegmentLost, SegmentJoined)
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from rackserve.assemble import RackConfig, build_frontend, build_pool, build_router, build_worker
 from rackserve.base.errors import InvariantError
-from rackserve.base.ids import FRONTEND, POOL, ROUTER, NodeId, Rank
+from rackserve.base.ids import FRONTEND, POOL, ROUTER, SUPERVISOR, NodeId, Rank
 from rackserve.base.kv_layout import KvLayout
 from rackserve.base.messages import Message, RankDown, RankUp, SegmentJoined, SegmentLost
-from rackserve.base.topology import Role
+from rackserve.base.topology import ROLES, Role
 from rackserve.base.transfer import Region, arena_region, segment_region
 from rackserve.base.units import NS_PER_US, Time
 from rackserve.nodes.decode import DecodeNode
@@ -24,7 +24,6 @@ from rackserve.sim.engine import Runner, SimEngine, StepTime
 from rackserve.sim.host import SimClock, SimHost, SimRecorder, SimTransport
 from rackserve.sim.store import LinkCost, SimRegions, SimStore
 
-SUPERVISOR: NodeId = "supervisor"
 RunnerMaker = Callable[[memoryview, int], Runner]
 """(arena, num_blocks) -> runner of one rank."""
 
@@ -76,8 +75,7 @@ class SimRack:
         self.host.add(ROUTER, self.router)
         if self.pool is not None:
             self.host.add(POOL, self.pool)
-        roles: tuple[Role, ...] = ("prefill", "decode")
-        self.sites = {worker: WorkerSite(role) for role in roles for worker in config.topology.workers(role)}
+        self.sites = {worker: WorkerSite(role) for role in ROLES for worker in config.topology.workers(role)}
         for worker in self.sites:
             self.start(worker)
 
