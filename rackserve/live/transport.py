@@ -32,7 +32,7 @@ FRAMES_PER_TURN = 256
 """Messages read from the inlet before the loop serves others."""
 
 ChannelReader = Callable[[str, int, bytes], None]
-"""Called with (sender process, sender incarnation, payload)."""
+"""Called with (sender process, sender incarnation, payload). Raises msgspec.DecodeError for a payload it cannot read."""
 
 DropRecorder = Callable[[NodeId, str, str], None]
 """Called with (destination, message type, reason) for each message the transport lost."""
@@ -208,14 +208,21 @@ class Wire:
         try:
             _, to, sender, incarnation_text, payload = frames
             destination, process, incarnation = to.decode(), sender.decode(), int(incarnation_text)
-            if destination.startswith("#"):
-                self._channels[destination](process, incarnation, payload)
-                return
-            message = self._decoder.decode(payload)
+            what = self._channels[destination] if destination.startswith("#") else self._decoder.decode(payload)
         except (ValueError, LookupError, msgspec.DecodeError) as error:
             self._drop("?", "?", f"undecodable: {type(error).__name__}")
             return
-        self._admit(destination, process, incarnation, message)
+        if isinstance(what, Message):
+            self._admit(destination, process, incarnation, what)
+        else:
+            self._give(what, process, incarnation, payload)
+
+    def _give(self, reader: ChannelReader, process: str, incarnation: int, payload: bytes) -> None:
+        """Only what `reader` cannot decode is a loss; any other error it raises is a bug and must show."""
+        try:
+            reader(process, incarnation, payload)
+        except msgspec.DecodeError as error:
+            self._drop("?", "?", f"undecodable: {type(error).__name__}")
 
     def _admit(self, to: NodeId, process: str, incarnation: int, message: Message) -> None:
         known = self._known.get(process, 0)

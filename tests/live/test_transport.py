@@ -151,6 +151,20 @@ def test_what_cannot_be_decoded_is_dropped_and_the_next_message_arrives(
     trial(test)
 
 
+def test_a_bug_behind_a_channel_is_not_taken_for_a_damaged_payload() -> None:
+    async def test(meeting: Meeting, processes: list[Process]) -> None:
+        control, rank = pair(meeting)
+        processes += [control, rank]
+        errors: list[BaseException] = []
+        control.host._on_crash = errors.append
+        control.wire.listen("#broken", lambda process, incarnation, payload: {}[process])
+        rank.wire.send_raw(CONTROL, "#broken", b"")
+        await until(lambda: errors)
+        assert isinstance(errors[0], KeyError) and not control.wire.dropped
+
+    trial(test)
+
+
 def test_a_message_nobody_waits_for_is_counted() -> None:
     async def test(meeting: Meeting, processes: list[Process]) -> None:
         control, rank = pair(meeting)
