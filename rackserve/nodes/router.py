@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import msgspec
+
 from rackserve.base.errors import InvariantError
 from rackserve.base.events import MessageDropped, RequestPlaced
 from rackserve.base.ids import FRONTEND, POOL_RANK, ROUTER, Attempt, Rank
@@ -51,9 +53,6 @@ class Capacity:
     block_tokens: int
 
 
-UNLIMITED = RouterConfig()
-
-
 class Router:
     """Node `router`."""
 
@@ -63,6 +62,8 @@ class Router:
         self.decode_load = LoadBook()
         self.promises = Promises()
         self._config = config
+        # What was accepted once is not turned away for load: the client already reads its answer.
+        self._unlimited = msgspec.structs.replace(config, max_queued_requests_per_rank=0, max_queued_tokens_per_rank=0)
         self._capacity = capacity
         self._deadlines = deadlines
         self._ports = ports
@@ -98,8 +99,7 @@ class Router:
         if request.key in self._placed:
             self._drop(message, "duplicate")
             return
-        # What was accepted once is not turned away for load: the client already reads its answer.
-        limits = self._config if request.attempt == 1 else UNLIMITED
+        limits = self._config if request.attempt == 1 else self._unlimited
         held = self.index.match(request.chain)
         candidates = self._candidates(request, held)
         roomy = admissible(limits, candidates)
