@@ -31,13 +31,14 @@ class RealEngine:
 
     def __init__(self, batch: int, context: int = CONTEXT, extra: int = 256) -> None:
         from rackserve.model.files import open_model
+        from rackserve.model.layout import kv_layout
         from rackserve.model.runner import LlamaRunner
 
         files = open_model("embedded")
         self.context = context
         self.blocks_each = -(-(context + extra) // BLOCK_TOKENS)
         num_blocks = batch * self.blocks_each
-        layout = LlamaRunner.layout_of(files.config, BLOCK_TOKENS)
+        layout = kv_layout(files.config, BLOCK_TOKENS, "bf16")
         self.runner = LlamaRunner(files, memoryview(bytearray(num_blocks * layout.block_bytes)), num_blocks, BLOCK_TOKENS)
         self._ends: dict[int, int] = {}
         self._retired: tuple[int, ...] = ()

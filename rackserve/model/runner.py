@@ -11,10 +11,8 @@ import torch
 from torch import Tensor
 
 from rackserve.base.errors import InvariantError
-from rackserve.base.kv_layout import KvLayout
 from rackserve.base.step import ItemResult, Step, StepItem, StepResult
 from rackserve.model.attention import Span
-from rackserve.model.config import LlamaConfig
 from rackserve.model.files import ModelFiles
 from rackserve.model.kv_arena import KvArena
 from rackserve.model.layout import KvDtype, kv_layout
@@ -34,7 +32,7 @@ class EngineSequence:
 class LlamaRunner:
     """Runs steps over KV that lies in `arena` alone, whoever wrote it there: this process, a fetch or a push.
 
-    arena    writable memory of at least `num_blocks` blocks of `layout_of(...)`, kept mapped while the runner lives
+    arena    writable memory of at least `num_blocks` blocks of `layout`, kept mapped while the runner lives
     dtype    how KV is stored; computing is float32 either way
     weights  those of another runner in this process, to hold them once
 
@@ -68,11 +66,6 @@ class LlamaRunner:
     def products(self) -> Mode:
         """How matrix products are computed here, so that rows do not depend on each other."""
         return self._llama.products
-
-    @staticmethod
-    def layout_of(config: LlamaConfig, block_tokens: int, dtype: KvDtype = "bf16") -> KvLayout:
-        """The layout a runner would have, without loading weights."""
-        return kv_layout(config, block_tokens, dtype)
 
     def run(self, step: Step) -> StepResult:
         """Compute `step`. InvariantError if it names positions, blocks or tokens that cannot be; no state changes then."""

@@ -12,7 +12,7 @@ from rackserve.base.errors import ConfigError, InvariantError
 from rackserve.base.request import SamplingParams
 from rackserve.base.step import ItemResult, Step, StepItem
 from rackserve.model.files import ModelFiles
-from rackserve.model.layout import KvDtype
+from rackserve.model.layout import KvDtype, kv_layout
 from rackserve.model.llama import LlamaWeights, load_weights
 from rackserve.model.products import Mode, Products
 from rackserve.model.runner import LlamaRunner
@@ -36,7 +36,7 @@ class Rank:
         block_tokens: int = BLOCK_TOKENS,
     ) -> None:
         self.block_tokens = block_tokens
-        self.block_bytes = LlamaRunner.layout_of(files.config, block_tokens, dtype).block_bytes
+        self.block_bytes = kv_layout(files.config, block_tokens, dtype).block_bytes
         self.memory = bytearray(b"\xff" * (num_blocks * self.block_bytes))
         self.runner = LlamaRunner(files, memoryview(self.memory), num_blocks, block_tokens, dtype, weights)
         self.free = [at * 27 % num_blocks for at in range(num_blocks)]  # 27 shares no factor with 400 or 80
