@@ -18,7 +18,7 @@ class Errand:
     """What a prefill rank does for one attempt besides computing: fetch before, push after.
 
     local, fetched  prompt tokens found in the rank's cache, and fetched from the pool
-    pool_lease      lease of the fetch under way, 0 if none; `fetching` is its transfer
+    pool_lease      lease of the fetch under way, 0 if none
     pushed          the next logical block to push
     """
 
@@ -26,12 +26,10 @@ class Errand:
     local: int = 0
     fetched: int = 0
     pool_lease: int = 0
-    fetching: int = 0
     reserve_sent: bool = False
     reserved: Reserved | None = None
     pushed: int = 0
     window_pushed: bool = False
-    push_failed: bool = False
     first_tokens: tuple[int, ...] = ()
 
 
@@ -60,7 +58,7 @@ class Pusher:
     def push(self, sequence: Sequence, errand: Errand) -> None:
         """Push what is computed and not pushed yet; after the last push, hand over."""
         worker, reserved = self._worker, errand.reserved
-        if reserved is None or sequence.ended or errand.push_failed:
+        if reserved is None or sequence.ended:
             return
         block_tokens = worker.layout.block_tokens
         complete = sequence.state == "pushing"
@@ -87,7 +85,6 @@ class Pusher:
         if sequence.ended:
             self.report_ended(sequence, errand)
         elif not finished:
-            errand.push_failed = True
             self._give_up(sequence, "push failed")
         else:
             self.push(sequence, errand)

@@ -154,7 +154,7 @@ class PrefillNode:
     def _on_pool_found(self, message: PoolFound) -> None:
         worker = self.worker
         sequence, errand = worker.sequences.get(message.key), self._errands.get(message.key)
-        if sequence is None or errand is None or sequence.state != "fetching" or errand.pool_lease or errand.fetching:
+        if sequence is None or errand is None or sequence.state != "fetching" or errand.pool_lease:
             if message.lease and not (errand and errand.pool_lease == message.lease):
                 worker.ports.transport.send(POOL, PoolRelease(message.lease))
             worker.drop(message, "not waiting for it")
@@ -185,7 +185,7 @@ class PrefillNode:
 
         def on_end(finished: bool) -> None:
             worker.ports.transport.send(POOL, PoolRelease(found.lease))
-            errand.pool_lease = errand.fetching = 0
+            errand.pool_lease = 0
             if sequence.ended:
                 return
             if finished and has_state:
@@ -196,7 +196,7 @@ class PrefillNode:
                 worker.commit(sequence)
             self._ready(sequence)
 
-        errand.fetching = worker.moves.start("fetch", sequence, copies, on_end)
+        worker.moves.start("fetch", sequence, copies, on_end)
 
     # ------------------------------------------------------------ computing
 
@@ -250,9 +250,7 @@ class PrefillNode:
 
     def _on_abort(self, message: AbortAttempt) -> None:
         sequence = self.worker.sequences.get(message.key)
-        if sequence is None:
-            return
-        if not sequence.ended:
+        if sequence is not None and not sequence.ended:
             self._abort(sequence)
 
     def _on_peer_failed(self, message: AttemptFailed) -> None:
@@ -296,7 +294,7 @@ class PrefillNode:
         if sequence is None or errand is None or sequence.ended:
             return
         if kind == "lookup":
-            if sequence.state == "fetching" and not errand.fetching:
+            if sequence.state == "fetching" and not errand.pool_lease:
                 self._ready(sequence)  # the pool does not answer: compute
         elif kind == {"queued": "queue", "pushing": "handover"}.get(sequence.state):
             self._give_up(sequence, f"{kind} deadline")

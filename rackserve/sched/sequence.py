@@ -75,7 +75,6 @@ class Sequence:
     window_states: list[tuple[int, int]] = field(default_factory=list)
     finish: str | None = None
     evict_me: bool = False
-    num_tokens_hint: int = 0
 
     @property
     def key(self) -> Attempt:
@@ -83,7 +82,7 @@ class Sequence:
 
     @property
     def num_known(self) -> int:
-        return self.num_tokens_hint + len(self.outputs)
+        return self.request.num_tokens + len(self.outputs)
 
     @property
     def ended(self) -> bool:
@@ -117,4 +116,4 @@ def new_sequence(number: int, request: Request, placement: Placement, state: Sta
     """A sequence as it enters a rank; its tokens are copied once from the request's buffer."""
     tokens = array("i")
     tokens.frombytes(request.tokens)
-    return Sequence(number, request, placement, state, max_outputs, tokens, request.chain, num_tokens_hint=request.num_tokens)
+    return Sequence(number, request, placement, state, max_outputs, tokens, request.chain)

@@ -104,7 +104,7 @@ def hand_over_before_the_last_push_ended(patch: pytest.MonkeyPatch) -> None:
 
     def push(self: Pusher, sequence: Sequence, errand: Errand) -> None:
         original(self, sequence, errand)
-        if sequence.state == "pushing" and errand.reserved is not None and not errand.push_failed:
+        if sequence.state == "pushing" and errand.reserved is not None:
             self._hand_over(sequence, errand)
 
     patch.setattr(Pusher, "push", push)
