@@ -50,18 +50,24 @@ def serve(options: argparse.Namespace) -> int:
     return asyncio.run(_serve(settings, options.events))
 
 
+REPEAT_S = 0.2
+"""A signal that comes this soon after another is the same one."""
+
+
 async def _serve(settings: Settings, events: str | None) -> int:
     """Serve until a signal: the first one drains (or ends a start-up), a second one interrupts."""
     from rackserve.serving import OpenServer, open_server
 
     sinks = [_events_file(events)] if events else []
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
-    num_signals = 0
+    num_signals, last_signal = 0, -REPEAT_S
     server: OpenServer | None = None
 
     def on_signal() -> None:
-        nonlocal num_signals
-        num_signals += 1
+        nonlocal num_signals, last_signal
+        if loop.time() - last_signal < REPEAT_S:  # some tools signal a process, then its whole group: that is one wish, not two
+            return
+        num_signals, last_signal = num_signals + 1, loop.time()
         if server is not None and num_signals == 1:
             server.stop.set()
         elif task is not None:

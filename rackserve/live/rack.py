@@ -18,7 +18,7 @@ from rackserve.live.host import LiveHost
 from rackserve.live.rank_spec import RankSpec
 from rackserve.live.recorder import EVENTS_CHANNEL, FanOut, NodeRecorder, Sink
 from rackserve.live.regions import RegionOwner
-from rackserve.live.runner import RunnerSpec, layout_of, require_packages
+from rackserve.live.runner import RunnerSpec, layout_of, process_bytes, require_packages
 from rackserve.live.supervisor import ENGINE_COMMAND, RankStatus, Supervisor, SupervisorConfig
 from rackserve.live.transport import CONTROL, LiveTransport, Meeting, Wire
 from rackserve.nodes.ports import Ports
@@ -82,7 +82,7 @@ class LiveRack:
             self.add_node(ROUTER, build_router(self._config, self.layout, self.ports_for(ROUTER)))
             if self._config.topology.pool:
                 self.add_node(POOL, build_pool(self._config, self.layout, self.ports_for(POOL)))
-            await self._supervisor.start()
+            await self._supervisor.start(await asyncio.to_thread(process_bytes, self._runner))
         except BaseException:
             await self._close()
             self._raise_failure()

@@ -113,13 +113,16 @@ class RegionOwner:
             self.drop(name)
 
 
-def check_memory(num_bytes: int, *, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> None:
-    """Raise ResourceError if the machine or the container cannot hold `num_bytes` more."""
+def check_memory(
+    kv_bytes: int, model_bytes: int = 0, *, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")
+) -> None:
+    """Raise ResourceError if the machine or the container cannot hold KV and the models of the rank processes as well."""
     available = available_bytes(proc, cgroups)
-    if num_bytes > available:
+    if kv_bytes + model_bytes > available:
+        models = f" and the models of all ranks {model_bytes / MIB:,.0f} MiB" if model_bytes else ""
         raise ResourceError(
-            f"KV needs {num_bytes / MIB:,.0f} MiB of memory but only {available / MIB:,.0f} MiB are available; "
-            "lower topology.prefill_blocks, topology.decode_blocks or topology.segment_blocks"
+            f"KV needs {kv_bytes / MIB:,.0f} MiB of memory{models} but only {available / MIB:,.0f} MiB are available; "
+            "lower topology.prefill_blocks, topology.decode_blocks or topology.segment_blocks, or have fewer workers"
         )
 
 

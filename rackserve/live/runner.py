@@ -10,6 +10,7 @@ import msgspec
 from rackserve.base.errors import ConfigError
 from rackserve.base.kv_layout import KvLayout
 from rackserve.base.step import Step, StepResult
+from rackserve.base.units import MIB
 from rackserve.digest_model import DigestRunner, digest_layout
 from rackserve.model.extra import require_engine
 
@@ -55,6 +56,16 @@ def layout_of(spec: RunnerSpec) -> KvLayout:
     from rackserve.model.layout import kv_layout
 
     return kv_layout(open_model(spec.model).config, spec.block_tokens, spec.dtype)
+
+
+def process_bytes(spec: RunnerSpec) -> int:
+    """About how much memory a rank process takes besides its KV: weights widened to float32, and the libraries."""
+    if spec.kind == "digest":
+        return 50 * MIB
+    from rackserve.model.files import open_model
+    from rackserve.model.loader.folder import weight_files
+
+    return 400 * MIB + 2 * sum(path.stat().st_size for path in weight_files(open_model(spec.model).path))
 
 
 def require_packages(spec: RunnerSpec) -> None:

@@ -137,11 +137,14 @@ class Supervisor:
         if isinstance(message, Drained) and not self._drained.done():
             self._drained.set_result(None)
 
-    async def start(self) -> None:
-        """Start all ranks and announce them once all are ready. Raises ResourceError with the reason if one does not start."""
+    async def start(self, model_bytes: int) -> None:
+        """Start all ranks and announce them once all are ready. Raises ResourceError with the reason if one does not start.
+
+        `model_bytes`: what each rank process takes besides its KV.
+        """
         shapes = [self._arena_shape(rank) for rank in self._ranks.values()]
         shapes += [self._segment_shape()] * self._topology.num_segments
-        check_memory(sum(shape.num_bytes for shape in shapes))
+        check_memory(sum(shape.num_bytes for shape in shapes), model_bytes * len(self._ranks))
         for rank in self._ranks.values():
             self._spawn(rank)
         await asyncio.gather(*(self._await_ready(rank) for rank in self._ranks.values()))

@@ -110,7 +110,7 @@ async def tiny_rack(
     supervisor = Supervisor(loop, host, wire, regions, template, nodes["api"], config or SupervisorConfig(), command)
     try:
         if start:
-            await supervisor.start()
+            await supervisor.start(0)
         yield TinyRack(supervisor, wire, nodes, errors, regions)
     finally:
         await supervisor.stop()

@@ -11,11 +11,13 @@ import pytest
 from rackserve.assemble import RackConfig
 from rackserve.base.errors import ConfigError, ResourceError
 from rackserve.base.step import Step, StepItem
+from rackserve.base.units import MIB
 from rackserve.digest_model import cold_output, digest_layout
 from rackserve.live.rack import LiveRack
-from rackserve.live.runner import RunnerSpec, layout_of, open_runner, require_packages
+from rackserve.live.runner import RunnerSpec, layout_of, open_runner, process_bytes, require_packages
 from rackserve.model import extra
 from tests.model import libraries, tiny
+from tests.text import small_model
 
 LAYOUT_SCRIPT = """
 import sys
@@ -77,3 +79,11 @@ def test_a_rank_says_in_one_line_if_it_must_cut_its_products(
     with caplog.at_level(logging.INFO):
         open_runner(spec, memoryview(bytearray(2 * layout_of(spec).block_bytes)), 2)
     assert len(caplog.messages) == bool(line) and line in "".join(caplog.messages)
+
+
+def test_a_rank_process_is_expected_to_hold_its_weights_in_float32(tmp_path: Path) -> None:
+    weights = tiny.write_folder(tmp_path) / "model.safetensors"
+    small_model.write_folder(tmp_path)
+    expected = process_bytes(RunnerSpec(kind="llama", model=str(tmp_path)))
+    assert expected - 2 * weights.stat().st_size == 400 * MIB
+    assert process_bytes(RunnerSpec(kind="digest")) < 100 * MIB

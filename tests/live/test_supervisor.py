@@ -163,7 +163,7 @@ def test_a_rank_that_does_not_start_shows_its_last_words() -> None:
         command = (sys.executable, "-S", "-c", "import sys; print('no weights here', file=sys.stderr); sys.exit(3)")
         async with tiny_rack(command=command, start=False) as rack:
             with pytest.raises(ResourceError, match=r"(?s)rank (prefill|decode)0 ended with exit code 3 .*no weights here"):
-                await rack.supervisor.start()
+                await rack.supervisor.start(0)
 
     asyncio.run(run())
 
@@ -173,7 +173,7 @@ def test_a_rank_that_is_not_ready_in_time_is_ended_and_the_setting_named() -> No
         command = (sys.executable, "-S", "-c", "import sys; sys.stdin.read()")
         async with tiny_rack(config=SupervisorConfig(ready=0.05), command=command, start=False) as rack:
             with pytest.raises(ResourceError, match=r"not ready after 0\.05 s \(setting supervisor\.ready\)"):
-                await rack.supervisor.start()
+                await rack.supervisor.start(0)
 
     asyncio.run(run())
 
@@ -183,7 +183,7 @@ def test_too_much_memory_is_refused_before_anything_starts() -> None:
         huge = Topology(prefill_workers=1, decode_workers=1, segment_blocks=1 << 40)
         async with tiny_rack(huge, start=False) as rack:
             with pytest.raises(ResourceError, match=r"topology\.segment_blocks"):
-                await rack.supervisor.start()
+                await rack.supervisor.start(0)
             assert [status.pid for status in rack.supervisor.status()] == [0, 0]
 
     asyncio.run(run())
