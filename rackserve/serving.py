@@ -68,8 +68,7 @@ def describe_model(settings: Settings, layout: KvLayout) -> Served:
         files = open_model(spec.model)
         folder, name, revision = files.path, files.name, files.revision
         context, vocab_size, eos_ids = files.config.max_positions, files.config.vocab_size, files.eos_ids
-        if files.chat_template:
-            template = ChatTemplate(files.chat_template)
+        template = ChatTemplate.from_folder(files.path)
     else:
         if not settings.server.tokenizer:
             raise ConfigError("server.tokenizer: the digest model has no tokenizer of its own; name a folder that has one")

@@ -5,6 +5,7 @@ import socket
 from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
 
 from rackserve.api.server import listen
@@ -53,6 +54,18 @@ def test_the_digest_model_needs_a_tokenizer_that_exists(tmp_path: Path) -> None:
         describe_model(settings(""), LAYOUT)
     with pytest.raises(FileFormatError, match=str(tmp_path)):
         describe_model(settings(str(tmp_path)), LAYOUT)
+
+
+def test_a_template_may_name_the_tokens_of_its_model(tokenizer: str, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    from tests.model.tiny import write_folder
+
+    write_folder(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"bos_token": "<s>"}')
+    (tmp_path / "chat_template.jinja").write_text("{{ bos_token }}{{ messages[0].content }}")
+    spec = msgspec.structs.replace(settings(tokenizer), runner=RunnerSpec(kind="llama", model=str(tmp_path)))
+    template = describe_model(spec, LAYOUT).template
+    assert template is not None and template.render([{"role": "user", "content": "x"}]) == "<s>x"
 
 
 def test_kv_of_another_layout_or_format_has_another_namespace(tokenizer: str) -> None:

@@ -40,11 +40,11 @@ class ChatTemplate:
     def from_folder(cls, folder: Path) -> ChatTemplate | None:
         """The template of a model folder, or None when the model has none. Raises FileFormatError naming the file."""
         path = folder / "tokenizer_config.json"
-        config = read_json(path)
+        config = read_json(path) if path.exists() else {}
         source = config.get("chat_template")
         if isinstance(source, list):  # several by name
             source = next((entry.get("template") for entry in source if entry.get("name") == "default"), None)
-        if source is None and (folder / "chat_template.jinja").exists():
+        if (folder / "chat_template.jinja").exists():
             path = folder / "chat_template.jinja"
             source = path.read_text(encoding="utf-8")
         if source is None:
