@@ -29,6 +29,15 @@ class RatesConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fetch_bytes_per_s: float = 1e9
     fetch_latency_s: float = 0.002
 
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"rates.{name} must be positive, got {getattr(self, name)}")
+
+    def fetch_cost(self, layout: KvLayout) -> float:
+        """Time to fetch a token of this layout over time to compute it."""
+        return layout.block_bytes / layout.block_tokens / self.fetch_bytes_per_s * self.prefill_tokens_per_s
+
 
 class RackConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Everything that decides how a rack behaves, on either host."""
@@ -68,7 +77,13 @@ def build_frontend(config: RackConfig, ports: Ports) -> Frontend:
 
 def build_router(config: RackConfig, layout: KvLayout, ports: Ports) -> Router:
     topology, block_tokens = config.topology, layout.block_tokens
-    capacity = Capacity(topology.prefill_blocks * block_tokens, topology.decode_blocks * block_tokens, block_tokens)
+    given = config.router.fetch_cost
+    capacity = Capacity(
+        topology.prefill_blocks * block_tokens,
+        topology.decode_blocks * block_tokens,
+        block_tokens,
+        config.rates.fetch_cost(layout) if given is None else given,
+    )
     return Router(config.router, capacity, config.deadlines, ports)
 
 

@@ -47,6 +47,7 @@ class Metrics:
         self._ranks = [str(rank) for rank in ranks]
         self._unknown_names: set[str] = set()
         self._incarnations: dict[Rank, int] = {}
+        self._down: set[Rank] = set()
         self._define_requests()
         self._define_ranks()
         self._handlers: dict[type[Event], Callable[[Any], None]] = {
@@ -140,6 +141,8 @@ class Metrics:
         self._new_tokens.labels(str(event.rank)).inc(event.new_tokens)
 
     def _on_queue(self, event: QueueChanged) -> None:
+        if event.rank in self._down:
+            return  # the last batch of a dead rank came after the news of its death
         self._running.labels(str(event.rank)).set(event.running)
         self._queued.labels(str(event.rank)).set(event.queued)
 
@@ -155,7 +158,9 @@ class Metrics:
             self._restarts.labels(name).inc(event.incarnation - known)
         self._incarnations[event.rank] = max(event.incarnation, known or 0)
         self._up.labels(name).set(event.state == "up")
+        self._down.discard(event.rank)
         if event.state != "up":
+            self._down.add(event.rank)
             self._running.labels(name).set(0)
             self._queued.labels(name).set(0)
 

@@ -51,7 +51,13 @@ class RankProcess:
             raise ResourceError(f"the process of {label} cannot be started: {error.strerror}; command {command[0]}") from error
         finally:
             os.close(child_output)
-        self._pidfd = os.pidfd_open(self._popen.pid)
+        try:
+            self._pidfd = os.pidfd_open(self._popen.pid)
+        except OSError as error:
+            self._popen.kill()
+            self._popen.wait()
+            os.close(self._output)
+            raise ResourceError(f"the process of {label} cannot be watched: {error.strerror}") from error
         loop.add_reader(self._output, self._read)
         loop.add_reader(self._pidfd, self._reap)
         self._write(line + b"\n")

@@ -16,7 +16,7 @@ class Deadlines(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     retry        pause before a request that found no rank is placed again
     silence      an attempt without any output token, seen from the frontend; then it is placed again
     reorder      output tokens that came before those they follow
-    booking      an attempt from placement to its end, seen from the router
+    booking      an attempt from placement to its end, seen from the router; a backstop, longer than `request`
     queue        waiting for blocks on a prefill rank
     lookup       an answer of the pool
     transfer     one transfer of KV
@@ -30,7 +30,7 @@ class Deadlines(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     retry: float = 0.2
     silence: float = 900.0
     reorder: float = 1.0
-    booking: float = 1200.0
+    booking: float = 3700.0
     queue: float = 600.0
     lookup: float = 2.0
     transfer: float = 8.0

@@ -46,11 +46,12 @@ from rackserve.route.promises import Promises
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What the ranks of each role can hold, in tokens; and the tokens of a block."""
+    """Tokens the ranks of each role hold, tokens of a block, and what fetching a token costs (see `route.cost`)."""
 
     prefill_tokens: int
     decode_tokens: int
     block_tokens: int
+    fetch_cost: float
 
 
 class Router:
@@ -156,7 +157,7 @@ class Router:
                 pool_tokens=pool_tokens,
                 queued_tokens=self.prefill_load.outstanding(rank),
                 num_queued=self.prefill_load.count(rank),
-                fetch_cost=self._config.fetch_cost,
+                fetch_cost=self._capacity.fetch_cost,
             )
             for rank in sorted(self._up["prefill"])
         ]

@@ -132,14 +132,14 @@ class RouterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How requests are placed.
 
     policy                        a name in POLICIES
-    fetch_cost                    time to fetch a token from the pool over time to compute it
+    fetch_cost                    time to fetch a token from the pool over time to compute it; None: what `rates` say
     max_queued_requests_per_rank  attempts that may be booked on a prefill rank; 0 = no limit
     max_queued_tokens_per_rank    tokens of work that may be booked on a prefill rank; 0 = no limit
     max_index_runs                runs of keys the prefix index remembers over all holders
     """
 
     policy: str = "least_uncached_work"
-    fetch_cost: float = 0.02
+    fetch_cost: float | None = None
     max_queued_requests_per_rank: int = 0
     max_queued_tokens_per_rank: int = 0
     max_index_runs: int = 200_000
@@ -147,7 +147,7 @@ class RouterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:
             raise ConfigError(f"router.policy {self.policy!r} is unknown; choose one of {', '.join(POLICIES)}")
-        if self.fetch_cost < 0:
+        if self.fetch_cost is not None and self.fetch_cost < 0:
             raise ConfigError(f"router.fetch_cost must be at least 0, got {self.fetch_cost}")
         for name in ("max_queued_requests_per_rank", "max_queued_tokens_per_rank"):
             if getattr(self, name) < 0:

@@ -130,3 +130,18 @@ def test_only_a_bounded_number_of_unknown_names_is_worth_a_line() -> None:
     assert [metrics.unknown_field("a"), metrics.unknown_field("a")] == [True, False]
     assert sum(metrics.unknown_field(str(number)) for number in range(1000)) < 100
     assert value(metrics, "rackserve_unknown_fields_total") == 1002
+
+
+def test_the_last_batch_of_a_dead_rank_does_not_bring_its_queue_back() -> None:
+    rank = Rank("prefill0")
+    metrics = Metrics([rank])
+    for event in (
+        events.RankChanged(rank, "up", 1), events.QueueChanged(rank, 3, 2), events.RankChanged(rank, "down", 1),
+        events.QueueChanged(rank, 4, 2),
+    ):  # fmt: skip
+        metrics.record(event)
+    assert value(metrics, "rackserve_requests_running", rank="prefill0.0") == 0
+    assert value(metrics, "rackserve_requests_queued", rank="prefill0.0") == 0
+    metrics.record(events.RankChanged(rank, "up", 2))
+    metrics.record(events.QueueChanged(rank, 1, 0))
+    assert value(metrics, "rackserve_requests_queued", rank="prefill0.0") == 1

@@ -110,7 +110,7 @@ def test_a_request_that_can_never_fit_is_refused_at_entry() -> None:
 def test_a_decode_rank_that_finds_a_request_too_large_ends_it_for_good() -> None:
     """The router's picture may be wrong: then the worker's word goes to the client, and prefill stops."""
     rig = Rig(topology={"decode_blocks": 10})
-    rig.rack.router._capacity = type(rig.rack.router._capacity)(1000, 1000, BLOCK)
+    rig.rack.router._capacity = type(rig.rack.router._capacity)(1000, 1000, BLOCK, 0.02)
     answer = rig.submit("over", prompt(30), 30)
     rig.rest()
     assert answer.error == "too_large"
