@@ -7,6 +7,7 @@ import asyncio
 import os
 import signal
 import sys
+import tempfile
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
@@ -32,10 +33,15 @@ from rackserve.sim.swarm import SwarmResult
 
 
 def print_settings(settings: Settings) -> None:
-    """The resolved settings and seed, before anything else happens."""
-    print("settings (change any with --set or --config):")
+    """The resolved settings and seed, one section a line, before anything else happens."""
+    print("settings (change any with --set section.key=value or --config):")
+    sections: dict[str, list[str]] = {}
     for line in settings.as_text().splitlines():
-        print(f"  {line}")
+        name, value = line.split(" = ", 1)
+        section, _, key = name.partition(".")
+        sections.setdefault(section, []).append(f"{key}={value}" if key else value)
+    for section, pairs in sections.items():
+        print(f"  {section}: {' '.join(pairs)}")
     sys.stdout.flush()
 
 
@@ -130,14 +136,19 @@ def read_trace(options: argparse.Namespace) -> ScaledTrace:
 
 def _spec(options: argparse.Namespace, label: str, seed: int) -> ReplaySpec:
     trace = read_trace(options)
-    flow = "one request at a time" if options.serial else f"{options.concurrency} session trees at a time"
+    concurrency = min(options.concurrency, len(trace.sessions))
+    if concurrency < options.concurrency and not options.serial:
+        print(f"--concurrency {options.concurrency}: the trace has {concurrency} sessions, so no more can be live at once")
+    flow = "one request at a time" if options.serial else f"{concurrency} session trees at a time"
     print(
         f"trace: {trace.describe()}; {flow}, tokens / {options.scale}, pauses / {options.time_scale:g}; seed {seed}", flush=True
     )
-    return ReplaySpec(label, trace, options.concurrency, options.time_scale, seed, options.serial)
+    return ReplaySpec(label, trace, concurrency, options.time_scale, seed, options.serial)
 
 
 def bench(options: argparse.Namespace) -> int:
+    if options.out:
+        prepare_folder(options.out)
     spec = _spec(options, "bench", options.seed)
     return asyncio.run(_bench(options, spec))
 
@@ -185,6 +196,8 @@ async def _first_model(url: str, api_key: str) -> str:
 
 
 def simulate(options: argparse.Namespace) -> int:
+    if options.out:
+        prepare_folder(options.out)
     settings = load_settings(options.config, options.overrides)
     print_settings(settings)
     costs = read_costs(options.costs) if options.costs else ASSUMED_COSTS
@@ -230,6 +243,18 @@ def write_run(folder: Path, arms: list[Arm], recordings: list[Recording], costs:
         write_report(folder / "report.html", arms, title=f"rackserve {title}", costs=costs)
     except OSError as error:
         raise FileFormatError(f"{folder}: cannot be written ({error.strerror}); choose another with --out") from error
+
+
+def prepare_folder(path: str) -> Path:
+    """The folder for a run's results, tried before the run: it may take hours."""
+    folder = Path(path)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise FileFormatError(f"{folder}: cannot be written ({error.strerror}); choose another with --out") from error
+    return folder
 
 
 def write_costs(folder: Path, costs: dict[str, StepCost]) -> None:

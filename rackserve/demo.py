@@ -19,7 +19,7 @@ from rackserve.base.units import blocks_for
 from rackserve.bench.calibrate import calibrate
 from rackserve.bench.demo import demo_trace
 from rackserve.bench.records import RecordedEvent, Recording
-from rackserve.commands import link_of, print_settings, write_costs, write_run
+from rackserve.commands import link_of, prepare_folder, print_settings, write_costs, write_run
 from rackserve.config import ServerConfig, Settings, load_settings
 from rackserve.live.recorder import Recorded
 from rackserve.live.runner import RunnerSpec, open_runner
@@ -61,10 +61,12 @@ def run_demo(options: argparse.Namespace) -> int:
     seeds = options.seed or [base.seed]
     trace = demo_trace(time_scale=TIME_SCALE)
     print_settings(base)
-    print(f"seeds: {', '.join(map(str, seeds))}; trace: {trace.describe()}; arms: {'; '.join(ARMS)}", flush=True)
+    print(f"seeds: {', '.join(map(str, seeds))}; trace: {trace.describe()}; concurrency: {options.concurrency or CONCURRENCY}")
+    for name, changes in ARMS.items():
+        print(f"arm {name}: {', '.join(f'{key} = {value}' for key, value in changes.items())}", flush=True)
     code = 0
     for seed in seeds:
-        folder = Path(options.out) / f"seed-{seed}" if len(seeds) > 1 else Path(options.out)
+        folder = prepare_folder(f"{options.out}/seed-{seed}" if len(seeds) > 1 else options.out)
         code = max(code, _Demo(options, base, seed, folder).run())
     return code
 
@@ -93,7 +95,7 @@ class _Demo:
                 recordings.append(replay_simulated(spec, settings.rack, self._layout, fitted, link_of(settings)))
         arms = [arm_of(recording) for recording in recordings]
         write_run(self._folder, arms, recordings, costs, "demo")
-        write_costs(self._folder, calibrate(event for recording in live for event in recording.events))
+        write_costs(self._folder, calibrate(*(recording.events for recording in live)))
         print_comparison(arms)
         code = max(arm.summary.exit_code for arm in arms)
         if self._options.serial and not self._options.live_only:

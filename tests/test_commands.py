@@ -49,10 +49,11 @@ def test_a_simulation_tells_its_settings_and_seed_first_and_leaves_a_report(
     out = tmp_path / "made" / "here"
     assert main(["simulate", *DIGEST, *SMALL, "--set", "seed=7", "--out", str(out)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("settings") and "  seed = 7" in lines and '  runner.kind = "digest"' in lines
+    assert lines[0].startswith("settings") and "  seed: 7" in lines
+    assert any(line.startswith('  runner: kind="digest" ') for line in lines)
     assert any("not calibrated" in line for line in lines)
     (trace_line,) = (line for line in lines if line.startswith("trace: 1 sessions"))
-    assert trace_line.endswith("seed 7") and lines.index(trace_line) > lines.index("  seed = 7")
+    assert trace_line.endswith("seed 7") and lines.index(trace_line) > lines.index("  seed: 7")
     assert lines[-1] == f"report: {out / 'report.html'}"
     recording = read_recording(out / "simulated-rack.jsonl")
     assert recording.run.seed == 7 and recording.requests and recording.events
@@ -111,7 +112,7 @@ def test_flags_of_serve_win_over_settings_and_are_taken_literally(
     assert main(given) == 4
     captured = capsys.readouterr()
     assert captured.err == "rackserve: host no, port 5\n"
-    assert '  runner.model = "135"' in captured.out.splitlines()
+    assert ' model="135" ' in captured.out
 
 
 def test_an_events_file_that_cannot_be_written_is_named_before_anything_starts(
@@ -187,3 +188,14 @@ def test_one_seed_is_described_and_its_result_shown(capsys: pytest.CaptureFixtur
     first = capsys.readouterr().out
     assert main(["swarm", "--seed", "4"]) == 0
     assert capsys.readouterr().out == first and '"finished"' in first
+
+
+def test_a_results_folder_is_tried_before_the_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", *DIGEST, *SMALL, "--out", "/proc/nope"]) == 3
+    captured = capsys.readouterr()
+    assert captured.err.startswith("rackserve: /proc/nope: cannot be written") and "settings" not in captured.out
+
+
+def test_more_trees_than_sessions_are_said_not_to_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", *DIGEST, *SMALL, "--concurrency", "50"]) == 0
+    assert "--concurrency 50: the trace has 1 sessions, so no more can be live at once" in capsys.readouterr().out

@@ -4,16 +4,39 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import resource
 import socket
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
 import uvicorn
 from starlette.applications import Starlette
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from rackserve.api.gateway import Gateway
 from rackserve.api.state import ServerState
 from rackserve.base.errors import ResourceError
+
+
+class _TimedProtocol(H11Protocol):
+    """Closes a connection on which the head of a request has begun and does not end."""
+
+    head_s = 30.0
+    _timer: asyncio.TimerHandle | None = None
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._timer is None and self._waits_for_head():
+            self._timer = self.loop.call_later(self.head_s, self._on_timer)
+
+    def _waits_for_head(self) -> bool:
+        cycle = self.cycle
+        return cycle is None or cycle.response_complete
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        if self._waits_for_head() and not self.transport.is_closing():
+            self.transport.close()
 
 
 class _Server(uvicorn.Server):
@@ -22,6 +45,19 @@ class _Server(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+
+RESERVED_DESCRIPTORS = 200
+"""Kept back from clients: ranks, their memory and restarts need descriptors too."""
+
+
+def _connection_limit() -> int:
+    """How many clients may be connected at once: what the system allows this process, less the reserve; beyond it: 503."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed = min(hard, 1 << 16) if hard != resource.RLIM_INFINITY else 1 << 16
+    if soft < allowed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    return max(16, max(soft, allowed) - RESERVED_DESCRIPTORS)
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -61,7 +97,14 @@ async def serve(
     begins (it may, for example, drain the frontend node) and shares the bound.
     """
     config = uvicorn.Config(
-        app, access_log=False, log_level="warning", lifespan="on", timeout_graceful_shutdown=5, server_header=False
+        app,
+        http=_TimedProtocol,
+        limit_concurrency=_connection_limit(),
+        access_log=False,
+        log_level="warning",
+        lifespan="on",
+        timeout_graceful_shutdown=5,
+        server_header=False,
     )
     server = _Server(config)
     running = asyncio.create_task(server.serve(sockets=[listener]))

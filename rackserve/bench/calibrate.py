@@ -36,9 +36,13 @@ def steps_of(recorded: Iterable[RecordedEvent]) -> dict[str, list[StepDone]]:
     return roles
 
 
-def calibrate(recorded: Iterable[RecordedEvent]) -> dict[str, StepCost]:
-    """A fitted `StepCost` per role that ran at least `MIN_STEPS` steps."""
-    return {role: fit_steps(steps) for role, steps in sorted(steps_of(recorded).items()) if len(steps) >= MIN_STEPS}
+def calibrate(*runs: Iterable[RecordedEvent]) -> dict[str, StepCost]:
+    """A fitted `StepCost` per role that ran at least `MIN_STEPS` steps over all `runs` (each numbers its steps from 1)."""
+    roles: dict[str, list[StepDone]] = {}
+    for run in runs:
+        for role, steps in steps_of(run).items():
+            roles.setdefault(role, []).extend(steps)
+    return {role: fit_steps(steps) for role, steps in sorted(roles.items()) if len(steps) >= MIN_STEPS}
 
 
 def fit_steps(steps: Sequence[StepDone]) -> StepCost:

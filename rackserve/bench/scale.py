@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import inf
 
 import msgspec
 
@@ -99,8 +100,8 @@ def scale_sessions(
     session with its later subagents, or a subagent), because what follows would build on it. `max_turns` bounds the turns of
     each conversation.
     """
-    if scale < 1 or time_scale <= 0:
-        raise ConfigError(f"scale must be at least 1 and time_scale above 0, got {scale} and {time_scale}")
+    if scale < 1 or not 0 < time_scale < inf:
+        raise ConfigError(f"scale must be at least 1 and time_scale above 0 and finite, got {scale} and {time_scale}")
     scaler = _Scaler(scale, time_scale, max_context, max_turns)
     made: list[Session] = []
     num_cut = 0

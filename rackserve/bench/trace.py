@@ -22,6 +22,9 @@ from rackserve.base.units import Time, to_ns
 
 HASH_ID_BYTES = 4
 
+MAX_TIME_S = 1e9
+MAX_TOKENS = 10**9
+
 
 class TraceRequest(msgspec.Struct, frozen=True):
     """One recorded call.
@@ -151,6 +154,8 @@ class _Blocks:
         ids = array("i")
         ids.frombytes(self._previous[: entry.lcp * HASH_ID_BYTES])
         for first, length in entry.tail:
+            if length > MAX_TOKENS // self.block_tokens:
+                raise ValueError(f"`tail` holds a run of {length} ids; a prompt has at most {MAX_TOKENS} tokens")
             ids.extend(range(first, first + length))
         if entry.nblk is not None and entry.nblk != len(ids):
             raise ValueError(f"`nblk` = {entry.nblk} but `lcp` and `tail` give {len(ids)} ids; the line is damaged")
@@ -165,13 +170,23 @@ class _Blocks:
             parent = ids[index]
 
 
+def _check_numbers(entry: _Entry, here: str) -> None:
+    """Raise ValueError for a time that cannot be one. Answer and think times may be slightly negative: clocks differ."""
+    if entry.t < 0:
+        raise ValueError(f"{here}: `t` is negative; count seconds from the start of the session")
+    millis = None if entry.duration_ms is None else entry.duration_ms / 1000
+    times = {"t": entry.t, "api_time": entry.api_time, "think_time": entry.think_time, "duration_ms": millis}
+    for name, seconds in times.items():
+        if seconds is not None and not abs(seconds) <= MAX_TIME_S:
+            raise ValueError(f"{here}: `{name}` must be a number of at most {MAX_TIME_S:g} seconds, got {seconds}")
+
+
 def _convert(entries: list[_Entry], blocks: _Blocks, where: str) -> tuple[TraceRequest | Subagent, ...]:
     made: list[TraceRequest | Subagent] = []
     for number, entry in enumerate(entries):
         here = f"{where}[{number}]"
+        _check_numbers(entry, here)
         at_ns = to_ns(entry.t)
-        if at_ns < 0:
-            raise ValueError(f"{here}: `t` is negative; count seconds from the start of the session")
         if entry.type == "subagent":
             if entry.requests is None:
                 raise ValueError(f"{here}: a subagent needs `requests`")
@@ -180,8 +195,8 @@ def _convert(entries: list[_Entry], blocks: _Blocks, where: str) -> tuple[TraceR
             end_ns = at_ns + (round((entry.duration_ms or 0.0) * 1e6) or max(ends, default=0))
             made.append(Subagent(entry.agent_id or here, at_ns, end_ns, inner))
             continue
-        if entry.input_tokens < 1 or entry.output_tokens < 0:
-            raise ValueError(f"{here}: `in` must be at least 1 and `out` at least 0")
+        if not 1 <= entry.input_tokens <= MAX_TOKENS or not 0 <= entry.output_tokens <= MAX_TOKENS:
+            raise ValueError(f"{here}: `in` must be at least 1 and `out` at least 0, both at most {MAX_TOKENS}")
         try:
             ids = blocks.read(entry)
         except ValueError as error:
@@ -250,7 +265,7 @@ def read_sessions(path: Path | str, limit: int | None = None) -> Iterator[Sessio
                 return
             try:
                 session = parse_session(raw)
-            except (ValueError, msgspec.MsgspecError) as error:
+            except (ValueError, RecursionError, msgspec.MsgspecError) as error:
                 raise FileFormatError(f"{file}:{line}: {error}; correct or remove this session") from None
             count += 1
             yield session

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -14,6 +16,8 @@ from rackserve.base.events import AnyEvent, Event, MessageDropped
 from rackserve.base.ids import NodeId
 from rackserve.base.units import Time
 from rackserve.live.transport import CONTROL, Wire
+
+log = logging.getLogger(__name__)
 
 EVENTS_CHANNEL = "#events"
 BATCH = 200
@@ -123,20 +127,39 @@ class NodeRecorder:
 class JsonlFile:
     """A sink that writes one line per event: {"t": nanoseconds, "node": ..., "type": event name, fields of the event}."""
 
-    __slots__ = ("_encoder", "_file", "_unflushed")
+    __slots__ = ("_encoder", "_file", "_path", "_unflushed")
 
     def __init__(self, path: Path) -> None:
-        self._file: IO[bytes] = path.open("wb")
+        self._path = path
+        self._file: IO[bytes] | None = path.open("wb")
         self._encoder = msgspec.json.Encoder()
         self._unflushed = 0
 
     def __call__(self, recorded: Recorded) -> None:
+        """Write one event. When the disk is full, say so once and write no more: serving goes on."""
+        if self._file is None:
+            return
         head = self._encoder.encode({"t": recorded.t, "node": recorded.node})
-        self._file.write(head[:-1] + b"," + self._encoder.encode(recorded.event)[1:] + b"\n")
-        self._unflushed += 1
-        if self._unflushed >= FLUSH_LINES:
-            self._file.flush()
-            self._unflushed = 0
+        try:
+            self._file.write(head[:-1] + b"," + self._encoder.encode(recorded.event)[1:] + b"\n")
+            self._unflushed += 1
+            if self._unflushed >= FLUSH_LINES:
+                self._file.flush()
+                self._unflushed = 0
+        except OSError as error:
+            self._give_up(error)
 
     def close(self) -> None:
-        self._file.close()
+        """Write what is buffered and close the file."""
+        if self._file is not None:
+            try:
+                self._file.close()
+            except OSError as error:
+                self._give_up(error)
+
+    def _give_up(self, error: OSError) -> None:
+        log.error("%s: %s; no more events are written there", self._path, error.strerror)
+        file, self._file = self._file, None
+        with suppress(OSError):
+            if file is not None:
+                file.close()

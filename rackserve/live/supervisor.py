@@ -12,16 +12,17 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from rackserve.base.errors import ConfigError, RackserveError, ResourceError
+from rackserve.base.errors import RackserveError, ResourceError
 from rackserve.base.events import RankChanged
 from rackserve.base.ids import FRONTEND, POOL, ROUTER, SUPERVISOR, NodeId, Rank
 from rackserve.base.messages import Drain, Drained, Message, RankDown, RankUp, SegmentJoined, SegmentLost
+from rackserve.base.ranges import MAX_SECONDS, MIN_SECONDS, require_range
 from rackserve.base.topology import ROLES, Role
 from rackserve.base.transfer import arena_region, segment_region
 from rackserve.base.units import Time, to_ns, to_seconds
 from rackserve.live.host import LiveHost
 from rackserve.live.launch import RankProcess
-from rackserve.live.rank_spec import BEAT_CHANNEL, READY_CHANNEL, REGIONS_CHANNEL, Beat, RankSpec
+from rackserve.live.rank_spec import BEAT_CHANNEL, BEAT_PERIOD_S, READY_CHANNEL, REGIONS_CHANNEL, Beat, RankSpec
 from rackserve.live.regions import RegionOwner, RegionShape, check_memory
 from rackserve.live.transport import Wire
 from rackserve.ports import Recorder
@@ -31,6 +32,8 @@ ENGINE_COMMAND = (sys.executable, "-m", "rackserve.live.engine_main")
 KILL_AFTER_S = 2.0
 
 RESTART_WINDOW_S = 60.0
+
+MAX_RESTARTS = 100
 
 log = logging.getLogger("rackserve.live")
 
@@ -52,9 +55,9 @@ class SupervisorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_restarts: int = 5
 
     def __post_init__(self) -> None:
-        for name in ("ready", "heartbeat", "step", "backoff"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"supervisor.{name} must be a positive number of seconds, got {getattr(self, name)}")
+        require_range("supervisor", self, ("ready", "step", "backoff"), MIN_SECONDS, MAX_SECONDS)
+        require_range("supervisor", self, ("heartbeat",), 3 * BEAT_PERIOD_S, MAX_SECONDS)  # a late beat is no silence
+        require_range("supervisor", self, ("max_restarts",), 0, MAX_RESTARTS)
 
 
 class RankStatus(msgspec.Struct, frozen=True):
@@ -249,7 +252,7 @@ class Supervisor:
         """Restart `rank` whenever it ends, until it has ended too often."""
         while rank.process is not None:
             await asyncio.wait((rank.process.exited,))
-            log.warning("rank %s ended with exit code %s", rank.rank.worker, rank.process.exited.result())
+            log.warning("rank %s %s; starting it again", rank.rank.worker, _how_it_ended(rank.process.exited.result()))
             self._announce_down(rank)
             while rank.state != "starting":
                 pause = self._restart_pause(rank)
@@ -261,9 +264,10 @@ class Supervisor:
                 try:
                     self._spawn(rank)
                     await self._await_ready(rank)
-                except RackserveError as error:
-                    log.error("%s", error)
+                except (RackserveError, OSError) as error:  # OSError: the machine is short of something, such as descriptors
+                    log.error("rank %s was not started again: %s", rank.rank.worker, error)
                     self._release(rank)
+            log.warning("rank %s is up again (incarnation %d)", rank.rank.worker, rank.incarnation)
             self._announce_up(rank)
 
     def _restart_pause(self, rank: _Supervised) -> float:
@@ -364,3 +368,7 @@ class Supervisor:
             log.error("rank %s computes one step for more than %g s", worker, self._config.step)
             return True
         return False
+
+
+def _how_it_ended(code: int) -> str:
+    return f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"

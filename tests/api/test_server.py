@@ -6,7 +6,7 @@ import socket
 import httpx
 import pytest
 
-from rackserve.api.server import listen, serve
+from rackserve.api.server import _TimedProtocol, listen, serve
 from rackserve.base.errors import ResourceError
 from tests.api.rig import Rig, Script, run, text
 from tests.text.small_model import byte_ids
@@ -127,6 +127,24 @@ def test_answers_over_a_real_socket_are_the_same_bytes() -> None:
             answer = await client.post("/v1/completions", json={"prompt": "hi"})
             assert answer.json()["choices"][0]["text"] == "grüße 🦙"
             assert "server" not in answer.headers
+        live.stop.set()
+        await live.task
+
+    run(scene())
+
+
+def test_a_head_that_does_not_end_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_TimedProtocol, "head_s", 0.05)
+
+    async def scene() -> None:
+        live = Live(Script(ids=tuple(byte_ids("ab"))))
+        reader, writer = await asyncio.open_connection(*live.address)
+        writer.write(b"GET /health HT")
+        async with asyncio.timeout(10):
+            assert await reader.read() == b"", "closed without an answer"
+        writer.close()
+        async with httpx.AsyncClient(base_url=live.url) as client:
+            assert (await client.post("/v1/completions", json={"prompt": "hi"})).status_code == 200
         live.stop.set()
         await live.task
 

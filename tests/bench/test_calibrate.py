@@ -74,3 +74,8 @@ def test_roles_are_fitted_apart_and_a_group_step_counts_once_with_its_largest_ra
 def test_too_few_steps_are_an_error_that_says_how_many_are_needed() -> None:
     with pytest.raises(ConfigError, match="at least 10 recorded steps, got 3"):
         fit_steps(steps(TRUTH, 3))
+
+
+def test_runs_that_number_their_steps_alike_are_not_taken_for_one() -> None:
+    runs = [recorded((0, "x", event) for event in steps(TRUTH, 40)) for _ in range(2)]
+    assert calibrate(*runs)["prefill"].num_steps == 2 * calibrate(runs[0])["prefill"].num_steps

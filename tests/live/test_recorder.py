@@ -108,3 +108,14 @@ def test_the_event_file_is_on_disk_after_some_lines_without_being_closed(tmp_pat
         file(Recorded(number, "prefill0", step_done(number)))
     assert len(path.read_text().splitlines()) == recorder_module.FLUSH_LINES
     file.close()
+
+
+def test_a_full_disk_ends_the_file_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+    sink = JsonlFile(Path("/dev/full"))
+    event = Recorded(1, "router", MessageDropped("router", "Place", "x" * 5_000))
+    for _ in range(10):
+        sink(event)
+    sink.close()
+    assert [record.message for record in caplog.records] == [
+        "/dev/full: No space left on device; no more events are written there"
+    ]
