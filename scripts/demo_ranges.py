@@ -16,7 +16,7 @@ from rackserve.report.compare import FIGURES, Arm, text_of
 ARMS = ("live-a", "live-b", "simulated-a", "simulated-b")
 ROWS = (
     ("hit rate", "hit rate"),
-    ("ideal, served blocks", "hit rate of an unbounded cache"),
+    ("hit rate of an unbounded cache", "hit rate of an unbounded cache"),
     ("p50", "time to first token, median (ms)"),
     ("p90", "time to first token, p90 (ms)"),
     ("interactivity p50", "interactivity, median (tokens/s/user)"),

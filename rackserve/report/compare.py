@@ -13,6 +13,11 @@ from rackserve.bench.rack import RackSummary
 from rackserve.bench.records import RecordedEvent, RequestRecord
 
 NOT_CALIBRATED = "not calibrated"
+PER_GPU = "Tokens/s per GPU or rank"
+UNBOUNDED = "hit rate of an unbounded cache"
+ROUGH_ABOVE = 0.25
+"""A step-time model whose held-out error is above this makes simulated latencies rough."""
+SCATTERED = "step times scattered (machine busy?): simulated latencies are rough"
 
 
 class Arm(msgspec.Struct, frozen=True):
@@ -76,13 +81,13 @@ FIGURES: tuple[_Figure, ...] = (
     ("Requests", "unfinished", "count", _of("num_unfinished")),
     ("Requests", "duration (s)", "number", _of("duration_s")),
     ("Requests", "requests/s", "number", _of("requests_per_s")),
-    ("Tokens/s per GPU", "output", "number", _of("throughput_per_gpu.output")),
-    ("Tokens/s per GPU", "uncached input", "number", _of("throughput_per_gpu.uncached_input")),
-    ("Tokens/s per GPU", "cached input", "number", _of("throughput_per_gpu.cached_input")),
-    ("Tokens/s per GPU", "all three, cached input included", "number", _of("throughput_per_gpu.total_with_cached_input")),
+    (PER_GPU, "output", "number", _of("throughput_per_gpu.output")),
+    (PER_GPU, "uncached input", "number", _of("throughput_per_gpu.uncached_input")),
+    (PER_GPU, "cached input", "number", _of("throughput_per_gpu.cached_input")),
+    (PER_GPU, "all three, cached input included", "number", _of("throughput_per_gpu.total_with_cached_input")),
     ("Cache", "hit rate", "share", _of("hit_rate")),
-    ("Cache", "ideal, served blocks", "share", _of("ideal_hit_rate")),
-    ("Cache", "ideal, trace blocks", "share", _of("ideal_trace_hit_rate")),
+    ("Cache", UNBOUNDED, "share", _of("ideal_hit_rate")),
+    ("Cache", f"{UNBOUNDED} at trace blocks", "share", _of("ideal_trace_hit_rate")),
     ("Cache", "prompt tokens computed", "count", _rack("uncached_tokens")),
     ("Cache", "from the rank's own cache", "count", _rack("local_tokens")),
     ("Cache", "fetched from the pool", "count", _rack("fetched_tokens")),
@@ -119,6 +124,12 @@ def step_error_text(arm: Arm) -> str:
     if run.host == "live":
         return ""
     return NOT_CALIBRATED if run.step_error is None else f"{run.step_error:.1%}"
+
+
+def is_rough(arm: Arm) -> bool:
+    """Whether the recorded steps were too scattered for the latencies of a simulated arm to mean much."""
+    run = arm.summary.run
+    return run.host != "live" and run.step_error is not None and run.step_error > ROUGH_ABOVE
 
 
 def _pairs(arms: Sequence[Arm]) -> list[tuple[str, int, int]]:
@@ -160,8 +171,8 @@ def compare(arms: Sequence[Arm]) -> Comparison:
 
 KEY_ROWS = frozenset({
     ("Requests", "done"), ("Requests", "failed"), ("Requests", "duration (s)"),
-    ("Tokens/s per GPU", "output"), ("Tokens/s per GPU", "uncached input"), ("Tokens/s per GPU", "cached input"),
-    ("Cache", "hit rate"), ("Cache", "ideal, served blocks"), ("Time to first token (ms)", "p50"),
+    (PER_GPU, "output"), (PER_GPU, "uncached input"), (PER_GPU, "cached input"),
+    ("Cache", "hit rate"), ("Cache", UNBOUNDED), ("Time to first token (ms)", "p50"),
     ("Time to first token (ms)", "p90"), ("Tokens/s/user", "interactivity p50"),
     ("Tokens/s/user", "interactivity p90 (slow tail)"), ("Rack", "largest / mean uncached work"),
     ("Rack", "idle while another rank queues"), ("Trust", "valid run"), ("Trust", "step-time model, held-out error"),
@@ -174,9 +185,13 @@ def print_comparison(arms: Sequence[Arm], console: Console | None = None) -> Non
     console = console or Console()
     table = compare(arms)
     rows = [(row, row.cells) for row in table.rows if (row.section, row.name) in KEY_ROWS]
-    console.print(_printable(table.arm_names, rows))
+    heads = [f"{arm.name}\n{NOT_CALIBRATED}" if step_error_text(arm) == NOT_CALIBRATED else arm.name for arm in arms]
+    console.print(_printable(heads, rows))
     for line in verdicts(arms):
         console.print(line, soft_wrap=True, highlight=False)
+    rough = ", ".join(f"{arm.name} {step_error_text(arm)}" for arm in arms if is_rough(arm))
+    if rough:
+        console.print(f"[yellow]{SCATTERED}[/yellow] (error: {rough})", soft_wrap=True, highlight=False)
     for arm in arms:
         for reason in arm.summary.invalid_reasons:
             console.print(f"[red]invalid[/red] {arm.name}: {reason}")
@@ -194,6 +209,13 @@ def verdicts(arms: Sequence[Arm]) -> list[str]:
             ratio = new.ttft_ms.p50 / old.ttft_ms.p50
             change = f"{1 / ratio:.2f}x lower" if ratio < 1 else f"{ratio:.2f}x higher"
             parts.append(f"median time to first token {change}")
+        speeds = (
+            ("p50", new.interactivity_p50, old.interactivity_p50),
+            ("p90", new.interactivity_p90, old.interactivity_p90),
+        )
+        changes = [f"{a / b:.2f}x at {at}" for at, a, b in speeds if a is not None and b]
+        if changes:
+            parts.append(f"interactivity {' and '.join(changes)}")
         if old.run.host != new.run.host and old.prompt_tokens > old.cached_tokens:
             computed = (new.prompt_tokens - new.cached_tokens) / (old.prompt_tokens - old.cached_tokens)
             parts.append(f"cached tokens {new.cached_tokens / max(1, old.cached_tokens):.2f}x, uncached {computed:.2f}x")

@@ -11,8 +11,8 @@ from rackserve.base.events import RequestEnded, RequestPlaced
 from rackserve.base.units import NS_PER_MS, to_seconds
 from rackserve.bench.frontier import OperatingPoint, frontier, operating_point
 from rackserve.bench.metrics import DEFINITIONS, tpot_ms
-from rackserve.report.compare import Arm, Comparison, compare, step_error_text
-from rackserve.report.plots import Bar, Point, cdf, part_bars, scatter, timeline
+from rackserve.report.compare import NOT_CALIBRATED, SCATTERED, Arm, Comparison, compare, is_rough, step_error_text, text_of
+from rackserve.report.plots import Bar, Dot, Point, cdf, part_bars, scatter, timeline
 
 STYLE = (Path(__file__).parent / "report.css").read_text()
 PARTS = ("output", "uncached input", "cached input")
@@ -42,11 +42,14 @@ def _verdict(arm: Arm) -> str:
     error = step_error_text(arm)
     if error:
         facts.append(f"step-time model error: {error}")
+    look = "rough" if summary.valid and (is_rough(arm) or error == NOT_CALIBRATED) else state
     reasons = "".join(f"<li>{escape(reason)}</li>" for reason in summary.invalid_reasons)
     kinds = ", ".join(f"{kind} {count}" for kind, count in summary.failures.items())
     extra = f"<p>Failures by kind: {escape(kinds)}</p>" if kinds else ""
+    if is_rough(arm):
+        extra += f'<p class="warn">{SCATTERED}</p>'
     return (
-        f'<div class="card {state}"><h3>{escape(arm.name)} <span class="tag">{state}</span></h3>'
+        f'<div class="card {look}"><h3>{escape(arm.name)} <span class="tag">{state}</span></h3>'
         f"<p>{escape(' · '.join(facts))}</p>{extra}{f'<ul>{reasons}</ul>' if reasons else ''}</div>"
     )
 
@@ -58,10 +61,15 @@ def _headline(arms: Sequence[Arm]) -> str:
         summary = arm.summary
         ttft = f"{summary.ttft_ms.p50:,.0f} ms" if summary.ttft_ms else "–"
         hit = f"{summary.hit_rate:.1%}" if summary.hit_rate is not None else "–"
-        ideal = f"of {summary.ideal_hit_rate:.1%} ideal" if summary.ideal_hit_rate is not None else ""
+        ideal = f"of {summary.ideal_hit_rate:.1%} with an unbounded cache" if summary.ideal_hit_rate is not None else ""
+        error = step_error_text(arm)
+        warns = error == NOT_CALIBRATED or is_rough(arm)
+        model = error if error in ("", NOT_CALIBRATED) else f"step-time error {error}"
+        look = ' class="warn"' if warns else ""
+        trust = f" <small{look}>{model}</small>" if model else ""
         slow = f"{summary.interactivity_p90:,.1f}" if summary.interactivity_p90 else "–"
         cells.append(
-            f'<div class="big"><h3><i class="s{number % 6}"></i>{escape(arm.name)}</h3>'
+            f'<div class="big"><h3><i class="s{number % 6}"></i>{escape(arm.name)}{trust}</h3>'
             f"<p><b>{hit}</b> hit rate <small>{ideal}</small></p><p><b>{ttft}</b> median time to first token</p>"
             f"<p><b>{slow}</b> tokens/s/user at p90 <small>(slow tail)</small></p></div>"
         )
@@ -81,7 +89,8 @@ def _table(table: Comparison) -> str:
         cells = "".join(f"<td>{escape(cell)}</td>" for cell in row.cells)
         cells += "".join(f'<td class="ratio">{escape(cell)}</td>' for cell in row.ratios)
         body.append(f"<tr><th>{escape(row.name)}</th>{cells}</tr>")
-    return f'<div class="scroll"><table><thead><tr><th></th>{heads}</tr></thead><tbody>{"".join(body)}</tbody></table></div>'
+    shape = "scroll" if table.ratio_names else "scroll fit"
+    return f'<div class="{shape}"><table><thead><tr><th></th>{heads}</tr></thead><tbody>{"".join(body)}</tbody></table></div>'
 
 
 def timeline_rows(arm: Arm) -> list[tuple[str, list[Bar]]]:
@@ -118,7 +127,7 @@ def _frontier(arms: Sequence[Arm], extra: Sequence[OperatingPoint]) -> str:
         ]
         marks += _marks(found, host)
     marks += _marks([(5, point.label, point) for point in extra], "other runs")
-    return scatter(marks, "frontier", "interactivity: tokens/s/user, 1 / p90(TPOT)", "tokens/s/GPU, cached included")
+    return scatter(marks, "frontier", "interactivity: tokens/s/user, 1 / p90(TPOT)", "tokens/s per GPU or rank")
 
 
 def _marks(found: Sequence[tuple[int, str, OperatingPoint]], group: str) -> list[Point]:
@@ -136,31 +145,51 @@ def _plots(arms: Sequence[Arm], extra: Sequence[OperatingPoint]) -> str:
     ttft = {name: [(r.first_ns - r.sent_ns) / NS_PER_MS for r in records if r.first_ns >= 0] for name, records in done.items()}
     speed = {name: [1_000 / ms for r in records if (ms := tpot_ms(r))] for name, records in done.items()}
     bars = []
+    slow_dots: dict[str, list[Dot]] = {}
+    ttft_dots: dict[str, list[Dot]] = {}
     for arm in arms:
+        if (waits := arm.summary.ttft_ms) is not None:
+            ttft_dots[arm.name] = [Dot(waits.p50, 50, "p50"), Dot(waits.p90, 90, "p90")]
+        p50, p90 = arm.summary.interactivity_p50, arm.summary.interactivity_p90
+        if p50 is not None and p90 is not None:
+            slow_dots[arm.name] = [Dot(p50, 50, "p50"), Dot(p90, 10, "p90 (slow tail)")]
         part = arm.summary.throughput_per_gpu
         bars.append((arm.name, (part.output, part.uncached_input, part.cached_input)))
     figures = [
-        _figure("Time to first token", cdf(ttft, "time to first token", "ms (log)"), "dots: p50 and p90", legend),
-        _figure("Tokens/s/user", cdf(speed, "tokens/s/user", "tokens/s (log)"), "per request, 1 / TPOT", legend),
+        _figure("Time to first token", cdf(ttft, ttft_dots, "time to first token", "ms (log)"), "dots: p50 and p90", legend),
         _figure(
-            "Throughput per GPU",
-            part_bars(bars, PARTS, "throughput per GPU"),
+            "Tokens/s/user",
+            cdf(speed, slow_dots, "tokens/s/user", "tokens/s (log)"),
+            "per request, 1 / TPOT; dots: interactivity p50 and, low on the curve, p90 (slow tail)",
+            legend,
+        ),
+        _figure(
+            "Throughput per GPU or rank",
+            part_bars(bars, PARTS, "throughput per GPU or rank"),
             "tokens/s; three numbers, because cached input costs almost nothing",
             _legend(PARTS, "p"),
         ),
-        _figure("Operating points", _frontier(arms, extra), "a line joins points of one host that no other beats in both"),
+        _figure(
+            "Operating points", _frontier(arms, extra), "cached input included; the line joins the best trade-offs of each host"
+        ),
     ]
     return f'<section class="plots">{"".join(figures)}</section>'
 
 
 def _timelines(arms: Sequence[Arm]) -> str:
     legend = _legend(("waiting for the first token, on the prefill rank", "decoding, on the decode rank"), "t")
-    figures = [
-        _figure(arm.name, timeline(rows, f"timeline of {arm.name}"), "requests by rank")
-        for arm in arms
-        if (rows := timeline_rows(arm))
-    ]
+    drawn = [(arm.name, rows) for arm in arms if (rows := timeline_rows(arm))]
+    until = max((bar.end for _, rows in drawn for _, bars in rows for bar in bars), default=0.0)
+    figures = [_figure(name, timeline(rows, f"timeline of {name}", until), "requests by rank") for name, rows in drawn]
     return f'<h2>Where requests ran</h2>{legend}<section class="plots">{"".join(figures)}</section>' if figures else ""
+
+
+def _price(ns: float) -> str:
+    """A time with its unit; a dash for 0."""
+    if not ns:
+        return "–"
+    size, unit = (1e6, "ms") if ns >= 1e6 else (1e3, "µs") if ns >= 1e3 else (1, "ns")
+    return f"{text_of(ns / size, 'number')} {unit}"
 
 
 def _calibration(costs: Mapping[str, StepCost]) -> str:
@@ -168,15 +197,17 @@ def _calibration(costs: Mapping[str, StepCost]) -> str:
         return ""
     rows: list[str] = []
     for role, cost in costs.items():
-        errors = [f"{e:.1%}" if e is not None else "not calibrated" for e in (cost.held_out_error, cost.held_out_error_p90)]
-        prices = (cost.per_token_ns, cost.per_attended_ns, cost.per_sequence_ns, cost.per_context_token_ns)
-        cells = [f"{cost.base_ns / NS_PER_MS:.3f} ms", *(f"{price:,.1f} ns" for price in prices), str(cost.num_steps), *errors]
+        errors = [f"{e:.1%}" if e is not None else NOT_CALIBRATED for e in (cost.held_out_error, cost.held_out_error_p90)]
+        prices = (cost.base_ns, cost.per_token_ns, cost.per_attended_ns, cost.per_sequence_ns, cost.per_context_token_ns)
+        cells = [*(_price(price) for price in prices), str(cost.num_steps), *errors]
         rows.append(f"<tr><th>{escape(role)}</th>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
-    names = ("base", "per token", "per attended pair", "per sequence", "per context token", "steps", "error p50", "error p90")
-    heads = "".join(f"<th>{name}</th>" for name in names)
+    names = ("base", "per token", "per attended pair", "per sequence", "per context token", "steps fitted")
+    heads = "".join(f"<th>{name}</th>" for name in (*names, "error p50", "error p90"))
     return (
-        "<h2>Step-time model</h2><p>Fitted to recorded live steps; the errors are on steps kept out of the fit.</p>"
-        f'<div class="scroll"><table><thead><tr><th>role</th>{heads}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
+        "<h2>Step-time model</h2><p>Fitted to half of the recorded live steps, which “steps fitted” counts; "
+        "the errors are on the other half. A dash: not separable from the other prices.</p>"
+        f'<div class="scroll fit"><table><thead><tr><th>role</th>{heads}</tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody></table></div>"
     )
 
 
@@ -207,9 +238,10 @@ def render_report(
         '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(title)}</title><style>{STYLE}</style>"
     )
+    figures = "Side by side" if len(arms) > 1 else "Figures"
     body = (
         f"<header><h1>{escape(title)}</h1><p>{escape(subtitle)}</p></header>{_headline(arms)}"
-        f"<h2>Side by side</h2>{_table(compare(arms))}<h2>Distributions and throughput</h2>{_plots(arms, points)}"
+        f"<h2>{figures}</h2>{_table(compare(arms))}<h2>Distributions and throughput</h2>{_plots(arms, points)}"
         f"{_timelines(arms)}{_calibration(costs or {})}"
         f'<h2>Can these runs be trusted?</h2><section class="cards">{"".join(map(_verdict, arms))}</section>'
         f"{_definitions(arms)}"

@@ -10,6 +10,8 @@ import msgspec
 
 WIDTH, HEIGHT = 560, 300
 LEFT, RIGHT, TOP, BOTTOM = 62, 16, 14, 44
+LETTER = 7
+"""Width of a letter of a label, rather too wide than too narrow."""
 
 
 class Bar(msgspec.Struct, frozen=True):
@@ -19,6 +21,14 @@ class Bar(msgspec.Struct, frozen=True):
     end: float
     part: int
     title: str
+
+
+class Dot(msgspec.Struct, frozen=True):
+    """A figure marked on a distribution: its `value`, drawn at the height of `share` per cent."""
+
+    value: float
+    share: float
+    label: str
 
 
 class Point(msgspec.Struct, frozen=True):
@@ -109,8 +119,8 @@ def _log_ticks(low: float, high: float) -> list[float]:
     return kept if len(kept) <= 8 else [t for t in kept if log10(t) % 1 < 1e-9 or t in (kept[0], kept[-1])]
 
 
-def cdf(series: Mapping[str, Sequence[float]], title: str, x_label: str) -> str:
-    """Cumulative distribution of each series of positive values, on a logarithmic axis; dots mark p50 and p90."""
+def cdf(series: Mapping[str, Sequence[float]], dots: Mapping[str, Sequence[Dot]], title: str, x_label: str) -> str:
+    """Cumulative distribution of each series of positive values, on a logarithmic axis, with the `dots` of each series."""
     series = {name: sorted(value for value in values if value > 0) for name, values in series.items()}
     every = [value for values in series.values() for value in values]
     if not every:
@@ -122,12 +132,10 @@ def cdf(series: Mapping[str, Sequence[float]], title: str, x_label: str) -> str:
         path = [f"M{frame.x(values[0])} {frame.y(0)}"]
         path += [f"H{frame.x(value)}V{frame.y(100 * (i + 1) / len(values))}" for i, value in enumerate(values)]
         frame.parts.append(f'<path class="line s{number % 6}" d="{"".join(path)}"><title>{escape(name)}</title></path>')
-        for share in (0.5, 0.9):
-            at = values[min(len(values) - 1, int(share * len(values)))]
-            mark = f"{escape(name)}: p{share * 100:.0f} = {at:.3g}"
+        for dot in dots.get(name, ()):
             frame.parts.append(
-                f'<circle class="dot s{number % 6}" cx="{frame.x(at)}" cy="{frame.y(100 * share)}" r="3.5">'
-                f"<title>{mark}</title></circle>"
+                f'<circle class="dot s{number % 6}" cx="{frame.x(dot.value)}" cy="{frame.y(dot.share)}" r="3.5">'
+                f"<title>{escape(name)}: {escape(dot.label)} = {dot.value:.3g}</title></circle>"
             )
     return frame.svg(title)
 
@@ -156,12 +164,12 @@ def part_bars(rows: Sequence[tuple[str, Sequence[float]]], part_names: Sequence[
     return _svg("".join(out), title, height)
 
 
-def timeline(rows: Sequence[tuple[str, Sequence[Bar]]], title: str) -> str:
-    """One band per row; bars that overlap in a band are drawn below each other."""
+def timeline(rows: Sequence[tuple[str, Sequence[Bar]]], title: str, until: float = 0.0) -> str:
+    """One band per row; bars that overlap in a band are drawn below each other. The axis reaches at least `until` seconds."""
     ends = [bar.end for _, bars in rows for bar in bars]
     if not ends:
         return _empty(title)
-    marks = ticks(0, max(ends), 6)
+    marks = ticks(0, max(*ends, until), 6)
     left, lane_height, width = 90, 9, WIDTH - 90 - 12
     out: list[str] = []
     y = 8.0
@@ -200,14 +208,19 @@ def scatter(points: Sequence[Point], title: str, x_label: str, y_label: str) -> 
         if len(joined) > 1:
             path = "L".join(f"{frame.x(p.x)} {frame.y(p.y)}" for p in joined)
             frame.parts.append(f'<path class="frontier" d="M{path}"/>')
-    free_y = 0.0
+    boxes: list[tuple[float, float, float]] = []  # left, right, baseline of the labels so far
     for point in sorted(points, key=lambda p: -p.y):
         x, y = frame.x(point.x), frame.y(point.y)
-        free_y = max(y + 4, free_y + 13)  # labels never share a line, so they cannot overlap
+        size = LETTER * len(point.label)
+        # A frontier falls to the right: above right and below left of a point are free of it.
         end = x > WIDTH * 0.6
+        left, base = (x - 7 - size, y + 16) if end else (x + 7, y - 7)
+        while any(left < other[1] and other[0] < left + size and abs(base - other[2]) < 13 for other in boxes):
+            base = round(base + 1, 1)
+        boxes.append((left, left + size, base))
         frame.parts.append(
             f'<circle class="dot s{point.series % 6}" cx="{x}" cy="{y}" r="5"><title>{escape(point.label)}</title></circle>'
-            f'<text x="{x - 10 if end else x + 10}" y="{free_y}" text-anchor="{"end" if end else "start"}">'
+            f'<text x="{x - 7 if end else x + 7}" y="{base}" text-anchor="{"end" if end else "start"}">'
             f"{escape(point.label)}</text>"
         )
     return frame.svg(title)

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import io
+import re
 
 from rich.console import Console
 
 from rackserve.bench.metrics import summarize
 from rackserve.bench.records import RunInfo
-from rackserve.report.compare import Arm, compare, print_comparison, text_of
+from rackserve.report.compare import Arm, compare, is_rough, print_comparison, text_of, verdicts
 from tests.report.arms import arm
 
 
@@ -23,7 +24,7 @@ def test_ratios_are_within_a_host_to_its_first_arm_and_simulated_to_live_of_one_
 
 
 def test_throughput_rows_are_three_and_the_total_names_cached_input() -> None:
-    rows = [row for row in compare([arm("a")]).rows if row.section == "Tokens/s per GPU"]
+    rows = [row for row in compare([arm("a")]).rows if row.section == "Tokens/s per GPU or rank"]
     assert [row.name for row in rows] == ["output", "uncached input", "cached input", "all three, cached input included"]
     parts = [float(row.cells[0].replace(",", "")) for row in rows]
     assert abs(sum(parts[:3]) - parts[3]) < 2
@@ -56,3 +57,29 @@ def test_the_printed_table_says_why_a_run_is_invalid() -> None:
     assert "interactivity p90 (slow tail)" in text
     assert "invalid live b: 9 of 40 requests failed, above 10%" in text
     assert "invalid live a" not in text
+
+
+def test_a_sentence_about_two_arms_does_not_hide_a_loss_of_interactivity() -> None:
+    [line] = verdicts([arm("a"), arm("b", slow=2)])
+    assert line.startswith("live: b / a: ")
+    speeds = re.search(r"interactivity ([\d.]+)x at p50 and ([\d.]+)x at p90", line)
+    assert speeds is not None
+    assert all(float(ratio) < 0.7 for ratio in speeds.groups())
+
+
+def test_a_run_without_times_per_token_has_no_interactivity_in_its_sentence() -> None:
+    [line] = verdicts([arm("a"), Arm(summarize(RunInfo("b", "live", 1, 1), []))])
+    assert "interactivity" not in line
+
+
+def test_scattered_step_times_make_a_simulated_arm_rough_and_are_said_once() -> None:
+    arms = [arm("a", "simulated", step_error=0.25), arm("b", "simulated", step_error=0.31), arm("c", "simulated")]
+    assert [is_rough(each) for each in arms] == [False, True, False]
+    out = io.StringIO()
+    print_comparison(arms, Console(file=out, width=160))
+    assert out.getvalue().count("step times scattered (machine busy?)") == 1
+    assert "(error: simulated b 31.0%)" in out.getvalue()
+    assert "not calibrated" in out.getvalue().splitlines()[1], "in the head of its column"
+    quiet = io.StringIO()
+    print_comparison(arms[:1], Console(file=quiet, width=160))
+    assert "scattered" not in quiet.getvalue()

@@ -77,3 +77,47 @@ def test_requests_are_drawn_on_the_ranks_they_were_placed_on() -> None:
     [waiting] = [bar for name in ("prefill0.0", "prefill0.1") for bar in rows[name] if bar.start == 0]
     assert (waiting.end, waiting.part) == ((first.first_ns - first.sent_ns) / 1e9, 0)
     assert waiting.end in {bar.start for bar in rows["decode0.0"]}
+
+
+def test_a_rough_simulation_is_not_green_and_an_uncalibrated_one_says_so_at_the_top() -> None:
+    page = render_report([arm("a"), arm("b", "simulated", step_error=0.3), arm("c", "simulated"), arm("d", num_failed=9)])
+    assert re.findall(r'class="card (\w+)"', page) == ["valid", "rough", "rough", "invalid"]
+    assert page.count("step times scattered (machine busy?)") == 1
+    headline = page[: page.index("Side by side")]
+    assert 'simulated c <small class="warn">not calibrated' in headline
+    assert 'simulated b <small class="warn">step-time error 30.0%' in headline
+
+
+def test_the_slow_tail_of_the_table_is_the_low_dot_of_its_curve() -> None:
+    one = arm("a")
+    dots = dict(re.findall(r'cy="([\d.]+)" r="3.5"><title>live a: p90 \(slow tail\) = ([\d.]+)', render_report([one])))
+    assert list(dots) == ["231.8"], "10 % of the height"
+    assert dots["231.8"] == f"{one.summary.interactivity_p90:.3g}"
+
+
+def test_one_arm_gives_figures_not_a_comparison() -> None:
+    alone, both = render_report([arm("a")]), render_report([arm("a"), arm("b")])
+    assert '<h2>Figures</h2><div class="scroll fit">' in alone
+    assert '<h2>Side by side</h2><div class="scroll">' in both
+
+
+def test_prices_of_a_step_have_readable_units_and_a_dash_for_none() -> None:
+    page = render_report([arm("a")], costs={"decode": StepCost(105.2e6, 8_310, 0, 616, 0, 276, 0.1, None)})
+    row = page[page.index("<th>decode</th>") :]
+    assert re.findall(r"<td>([^<]*)</td>", row)[:8] == [
+        "105 ms",
+        "8.31 µs",
+        "–",
+        "616 ns",
+        "–",
+        "276",
+        "10.0%",
+        "not calibrated",
+    ]
+
+
+def test_timelines_of_all_arms_end_at_one_time() -> None:
+    page = render_report([arm("a"), arm("b", slow=3)])
+    ends = re.findall(r'>([^<]*)</text><text class="axis"[^>]*>seconds', page)
+    assert len(ends) == 2
+    assert len(set(ends)) == 1

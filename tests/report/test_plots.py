@@ -2,12 +2,11 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ET
-from itertools import pairwise
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rackserve.report.plots import HEIGHT, WIDTH, Bar, Point, cdf, part_bars, scatter, ticks, timeline
+from rackserve.report.plots import HEIGHT, LETTER, WIDTH, Bar, Dot, Point, cdf, part_bars, scatter, ticks, timeline
 
 positive = st.floats(1e-6, 1e9)
 
@@ -24,7 +23,7 @@ def test_ticks_cover_the_range_with_few_even_round_steps(low: float, span: float
 @settings(derandomize=True, max_examples=80, deadline=None)
 @given(st.lists(positive, min_size=1, max_size=30), st.lists(positive, max_size=30))
 def test_a_cdf_stays_inside_its_frame_and_ends_at_the_top(first: list[float], second: list[float]) -> None:
-    root = ET.fromstring(cdf({"a<b": first, "c": second}, "t", "ms"))
+    root = ET.fromstring(cdf({"a<b": first, "c": second}, {}, "t", "ms"))
     paths = [path.attrib["d"] for path in root.iter("path")]
     assert len(paths) == 1 + bool(second)
     for path in paths:
@@ -61,10 +60,45 @@ def test_only_frontier_points_of_one_group_are_joined() -> None:
     [line] = [path.attrib["d"] for path in root.iter("path")]
     assert line.count("L") == 1
     assert len(list(root.iter("circle"))) == 4
-    labels = sorted(float(text.attrib["y"]) for text in root.iter("text") if text.text in {"a", "b", "c", "d"})
-    assert min(b - a for a, b in pairwise(labels)) >= 13, "labels do not overlap"
+
+
+def test_labels_of_points_overlap_neither_each_other_nor_a_falling_frontier() -> None:
+    names = ("first", "second", "third", "fourth", "fifth")
+    places = ((1, 9), (1.1, 8.9), (4, 6), (4.1, 5.9), (9, 1))
+    root = ET.fromstring(scatter([Point(x, y, 0, name) for (x, y), name in zip(places, names, strict=True)], "t", "x", "y"))
+    boxes: list[tuple[float, float, float]] = []
+    for text in root.iter("text"):
+        if text.text in names:
+            x, size = float(text.attrib["x"]), LETTER * len(text.text)
+            left = x - size if text.attrib["text-anchor"] == "end" else x
+            boxes.append((left, left + size, float(text.attrib["y"])))
+    assert len(boxes) == 5
+    for i, (left, right, y) in enumerate(boxes):
+        assert not any(left < b and a < right and abs(y - z) < 13 for a, b, z in boxes[i + 1 :])
+    dots = [(float(dot.attrib["cx"]), float(dot.attrib["cy"])) for dot in root.iter("circle")]
+    (left, _, y), (_, right, low) = boxes[0], boxes[-1]
+    assert left > dots[0][0]
+    assert y < dots[0][1], "above right of its point"
+    assert right < dots[-1][0]
+    assert low > dots[-1][1], "below left of its point"
+
+
+def test_dots_lie_at_their_value_and_at_the_height_of_their_share() -> None:
+    root = ET.fromstring(cdf({"a": [1, 10, 100]}, {"a": [Dot(10, 50, "p50"), Dot(1, 10, "p90")]}, "t", "x"))
+    [middle, low] = [(float(dot.attrib["cx"]), float(dot.attrib["cy"])) for dot in root.iter("circle")]
+    bottom, top = HEIGHT - 44, 14
+    assert middle == ((62 + WIDTH - 16) / 2, (bottom + top) / 2)
+    assert low[0] == 62
+    assert abs(low[1] - (bottom - (bottom - top) * 0.1)) < 0.1
+
+
+def test_timelines_drawn_until_one_time_share_a_scale() -> None:
+    bars = [Bar(0, 10, 0, "x")]
+    [short] = ET.fromstring(timeline([("r", bars)], "t", 40)).iter("rect")
+    [alone] = ET.fromstring(timeline([("r", bars)], "t")).iter("rect")
+    assert float(alone.attrib["width"]) == 4 * float(short.attrib["width"])
 
 
 def test_drawings_without_data_say_so() -> None:
-    for svg in (cdf({"a": []}, "t", "ms"), part_bars([], (), "t"), timeline([("r", [])], "t"), scatter([], "t", "x", "y")):
+    for svg in (cdf({"a": []}, {}, "t", "ms"), part_bars([], (), "t"), timeline([("r", [])], "t"), scatter([], "t", "x", "y")):
         assert "no data" in svg
