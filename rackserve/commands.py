@@ -285,8 +285,11 @@ def swarm(options: argparse.Namespace) -> int:
                     totals[name] += getattr(done, name)
             if number % 25 == 0:
                 print(f"{number} of {options.seeds} seeds, {num_broken} broken", flush=True)
-    what = ", ".join(f"{value} {name}" for name, value in totals.items())
-    print(f"{options.seeds - num_broken} of {options.seeds} seeds hold all laws; requests: {what.replace('num_', '')}")
+    print(
+        f"{options.seeds - num_broken} of {options.seeds} seeds hold all laws; requests: {totals['finished']} finished, "
+        f"{totals['cancelled']} cancelled by their clients, {totals['failed']} ended with an error after all the attempts that "
+        f"faults left them, {totals['retried']} attempts retried; {totals['num_events']} events"
+    )
     return InvariantError.exit_code if num_broken else 0
 
 
