@@ -7,6 +7,7 @@ import msgspec
 from rackserve.base.errors import ConfigError
 from rackserve.base.ids import NodeId
 from rackserve.base.kv_layout import KvLayout
+from rackserve.base.ranges import MAX_COUNT, MAX_RATE, MAX_SECONDS, MIN_RATE, MIN_SECONDS, require_range
 from rackserve.base.topology import Role, Topology
 from rackserve.nodes.deadlines import Deadlines
 from rackserve.nodes.decode import DecodeNode
@@ -18,7 +19,7 @@ from rackserve.nodes.router import Capacity, Router
 from rackserve.nodes.worker import Owner, Worker
 from rackserve.pool.directory import PoolConfig
 from rackserve.pool.planner import FetchRates
-from rackserve.route.placement import RouterConfig
+from rackserve.route.placement import MAX_FETCH_COST, RouterConfig
 from rackserve.sched.scheduler import SchedulerConfig
 
 
@@ -30,13 +31,13 @@ class RatesConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fetch_latency_s: float = 0.002
 
     def __post_init__(self) -> None:
-        for name in self.__struct_fields__:
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"rates.{name} must be positive, got {getattr(self, name)}")
+        require_range("rates", self, ("prefill_tokens_per_s", "fetch_bytes_per_s"), MIN_RATE, MAX_RATE)
+        require_range("rates", self, ("fetch_latency_s",), 0, MAX_SECONDS)
 
     def fetch_cost(self, layout: KvLayout) -> float:
         """Time to fetch a token of this layout over time to compute it."""
-        return layout.block_bytes / layout.block_tokens / self.fetch_bytes_per_s * self.prefill_tokens_per_s
+        cost = layout.block_bytes / layout.block_tokens / self.fetch_bytes_per_s * self.prefill_tokens_per_s
+        return min(cost, MAX_FETCH_COST)
 
 
 class RackConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -51,6 +52,8 @@ class RackConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     deadlines: Deadlines = Deadlines()
 
     def __post_init__(self) -> None:
+        require_range("deadlines", self.deadlines, Deadlines.__struct_fields__, MIN_SECONDS, MAX_SECONDS)
+        require_range("frontend", self.frontend, FrontendConfig.__struct_fields__, 1, MAX_COUNT)
         needed = 2 * (self.deadlines.ns("lookup") + self.deadlines.ns("transfer"))  # twice: a cancelled transfer takes a while
         if self.topology.pool and needed > self.pool.lease_ns:
             raise ConfigError(

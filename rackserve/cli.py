@@ -39,6 +39,19 @@ def _at_least(least: int) -> Callable[[str], int]:
     return read
 
 
+def _number(least: float, most: float) -> Callable[[str], float]:
+    """Reads a number from `least` to `most`, both included."""
+
+    def read(text: str) -> float:
+        number = float(text)
+        if not least <= number <= most:
+            raise argparse.ArgumentTypeError(f"must be from {least:g} to {most:g}, got {text}")
+        return number
+
+    read.__name__ = "number"  # argparse's word for it when `text` is none
+    return read
+
+
 def _add_settings(command: argparse.ArgumentParser) -> None:
     command.add_argument("--config", metavar="FILE", help="settings in TOML or YAML")
     command.add_argument(
@@ -77,7 +90,9 @@ def _add_trace(command: argparse.ArgumentParser) -> None:
     command.add_argument("--trace", metavar="FILE", help="sessions in the Weka format (default: the shipped ones)")
     command.add_argument("--limit", type=_at_least(0), default=0, help="read only the first N sessions (0: all)")
     command.add_argument("--scale", type=_at_least(1), default=32, help="divide all token counts by this (default 32)")
-    command.add_argument("--time-scale", type=float, default=100.0, help="divide all pauses by this (default 100)")
+    command.add_argument(
+        "--time-scale", type=_number(0.001, 1e9), default=100.0, help="divide all pauses by this (default 100)"
+    )
     command.add_argument("--max-turns", type=_at_least(0), default=0, help="turns of a session to replay (0: all)")
     command.add_argument(
         "--max-context", type=_at_least(0), default=0, help="end a session before a prompt would exceed this (0: no limit)"
@@ -100,7 +115,9 @@ def _add_bench(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--gpus", type=_at_least(1), default=1, help="GPUs behind the endpoint, for per-GPU figures (default 1)"
     )
-    command.add_argument("--deadline", type=float, default=0.0, help="end the run after this many seconds (0: when done)")
+    command.add_argument(
+        "--deadline", type=_number(0, 1e7), default=0.0, help="end the run after this many seconds (0: when done)"
+    )
     command.add_argument("--seed", type=int, default=42, help="names the prompts' tokens (default 42)")
     _add_trace(command)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import yaml
 from rackserve.api.factory import Limits
 from rackserve.assemble import RackConfig
 from rackserve.base.errors import ConfigError, FileFormatError
+from rackserve.base.ranges import MAX_COUNT, MAX_SECONDS, require_range
 from rackserve.live.runner import RunnerSpec
 from rackserve.live.supervisor import SupervisorConfig
 
@@ -36,8 +37,8 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"server.port must be between 0 and 65535, got {self.port}")
-        if self.max_model_len < 0 or not self.grace >= 0:
-            raise ConfigError("server.max_model_len and server.grace must not be negative")
+        require_range("server", self, ("max_model_len",), 0, MAX_COUNT)
+        require_range("server", self, ("grace",), 0, MAX_SECONDS)
 
 
 class Settings(RackConfig, frozen=True, forbid_unknown_fields=True):
@@ -51,6 +52,11 @@ class Settings(RackConfig, frozen=True, forbid_unknown_fields=True):
     limits: Limits = Limits()
     supervisor: SupervisorConfig = SupervisorConfig()
     seed: int = 42
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not -(2**63) <= self.seed < 2**63:
+            raise ConfigError("seed must fit 64 bits")
 
     @property
     def rack(self) -> RackConfig:
@@ -77,39 +83,43 @@ def load_settings(path: str | None, overrides: Sequence[str], base: Settings | N
         if not separator or not key:
             raise ConfigError(f"--set {override}: expected section.key=value")
         try:
-            value = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise ConfigError(f"--set {override}: the value is not YAML: {_one_line(error)}") from error
+            value = _parse(yaml.safe_load, text)
+        except ValueError as error:
+            raise ConfigError(f"--set {override[:100]}: the value is not YAML: {error}") from error
         for part in reversed(key.strip().split(".")):
             value = {part: value}
         _merge(tree, value, "")
     try:
         return msgspec.convert(tree, Settings, strict=False)  # YAML reads 1e9 as text
+    except OverflowError as error:
+        raise ConfigError(f"a setting is out of range: {error}") from error
     except msgspec.ValidationError as error:
         raise ConfigError(_readable(str(error))) from error
 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # some editors begin a file with a byte order mark
     except (OSError, UnicodeDecodeError) as error:
         raise FileFormatError(f"{path}: cannot be read ({error})") from error
-    if path.suffix == ".toml":
-        try:
-            return tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
-            raise FileFormatError(f"{path}: not TOML: {error}") from error
+    is_toml = path.suffix == ".toml"
     try:
-        found = yaml.safe_load(text) or {}
-    except yaml.YAMLError as error:
-        raise FileFormatError(f"{path}: not YAML: {_one_line(error)}") from error
+        found = _parse(tomllib.loads if is_toml else yaml.safe_load, text) or {}
+    except ValueError as error:
+        raise FileFormatError(f"{path}: not {'TOML' if is_toml else 'YAML'}: {error}") from error
     if not isinstance(found, dict):
         raise FileFormatError(f"{path}: expected sections with keys, got {type(found).__name__}")
     return found
 
 
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
+def _parse(read: Callable[[str], Any], text: str) -> Any:
+    """What `read` makes of `text`; a ValueError says in one line what is wrong."""
+    try:
+        return read(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    except (ValueError, yaml.YAMLError) as error:  # a number of too many digits is a plain ValueError
+        raise ValueError(" ".join(str(error).split())) from error
 
 
 def _merge(tree: dict[str, Any], changes: Any, at: str) -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 import pytest
 
-from rackserve.assemble import RackConfig, build_frontend, build_pool, build_router
+from rackserve.assemble import RackConfig, RatesConfig, build_frontend, build_pool, build_router
 from rackserve.base.errors import ConfigError
 from rackserve.base.topology import Topology
 from rackserve.digest_model import digest_layout
 from rackserve.nodes.deadlines import Deadlines
-from rackserve.nodes.frontend import Frontend
+from rackserve.nodes.frontend import Frontend, FrontendConfig
 from rackserve.nodes.pool import PoolNode
 from rackserve.nodes.router import Router
 from rackserve.pool.directory import PoolConfig
@@ -39,6 +41,35 @@ def test_a_model_with_resume_state_needs_slots_for_it(topology: Topology, name: 
     with pytest.raises(ConfigError, match=rf"topology\.{name}"):
         RackConfig(topology=topology).check_layout(WINDOW)
     RackConfig(topology=topology).check_layout(digest_layout(4))
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf, 1e-300, 1e300])
+@pytest.mark.parametrize("name", ["prefill_tokens_per_s", "fetch_bytes_per_s"])
+def test_a_rate_that_cannot_be_measured_is_refused(name: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=rf"rates\.{name} must be at"):
+        RatesConfig(**{name: value})
+
+
+def test_a_fetch_may_have_no_latency_but_not_any() -> None:
+    assert RatesConfig(fetch_latency_s=0).fetch_latency_s == 0
+    for value in (-1.0, math.nan, math.inf, 1e8):
+        with pytest.raises(ConfigError, match=r"rates\.fetch_latency_s must be at"):
+            RatesConfig(fetch_latency_s=value)
+
+
+def test_the_cost_of_a_fetch_stays_a_number_that_can_be_counted_with() -> None:
+    assert RatesConfig(prefill_tokens_per_s=1e15, fetch_bytes_per_s=1e-6).fetch_cost(WINDOW) == 1e9
+
+
+@pytest.mark.parametrize(("name", "value"), [("fence", 1e-7), ("booking", 1e8), ("request", math.inf), ("reorder", 1e300)])
+def test_a_wait_too_short_or_too_long_to_count_is_refused(name: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=rf"deadlines\.{name} must be at"):
+        RackConfig(deadlines=Deadlines(**{name: value}))
+
+
+def test_counts_of_the_frontend_are_bounded() -> None:
+    with pytest.raises(ConfigError, match=r"frontend\.max_requests must be at most"):
+        RackConfig(frontend=FrontendConfig(max_requests=10**30))
 
 
 def test_the_fewest_resume_slots_allowed_serve_a_session() -> None:

@@ -45,6 +45,22 @@ def test_a_wrong_setting_is_named_with_exit_code_2(override: str, says: str, cap
 
 
 @pytest.mark.parametrize(
+    ("option", "text"),
+    [
+        *(("--time-scale", text) for text in ("0", "-1", "nan", "inf", "1e-300", "1e300")),
+        *(("--deadline", text) for text in ("-1", "nan", "inf", "1e300")),
+    ],
+)
+def test_a_number_that_is_none_or_too_large_is_refused_by_name(
+    option: str, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["bench", "--url", "x", f"{option}={text}"])
+    assert end.value.code == 2
+    assert f"error: argument {option}: must be from " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("name", "content", "says"),
     [
         ("missing.toml", None, "cannot be read"),

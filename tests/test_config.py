@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from rackserve.assemble import RackConfig
-from rackserve.base.errors import ConfigError
+from rackserve.base.errors import ConfigError, FileFormatError
 from rackserve.base.topology import Topology
 from rackserve.config import ServerConfig, Settings, load_settings
 
@@ -52,6 +52,42 @@ def test_a_number_may_be_written_in_every_usual_way(text: str, tmp_path: Path) -
 
 def test_an_override_may_hold_an_equals_sign() -> None:
     assert load_settings(None, ["server.tokenizer=/a=b"]).server.tokenizer == "/a=b"
+
+
+@pytest.mark.parametrize("text", ["9" * 30, "-" + "9" * 30])
+def test_a_seed_fits_64_bits(text: str) -> None:
+    with pytest.raises(ConfigError, match="seed must fit 64 bits"):
+        load_settings(None, [f"seed={text}"])
+
+
+@pytest.mark.parametrize("text", ["[" * 5000, "{a: " * 5000, "9" * 5000, "2020-99-99", "0x" + "f" * 5000, "1e999", ".nan"])
+def test_a_value_nobody_could_mean_is_one_error(text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_settings(None, [f"rates.prefill_tokens_per_s={text}"])
+    assert len(str(caught.value)) < 300 and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("deep.yaml", "seed: " + "[" * 5000),
+        ("deep.toml", "seed = " + "[" * 5000),
+        ("long.toml", "seed = " + "9" * 5000),
+        ("long.yaml", "seed: " + "9" * 5000),
+    ],
+)
+def test_a_file_nobody_could_mean_is_one_error(name: str, text: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_text(text)
+    with pytest.raises(FileFormatError, match=rf"{name}: not (TOML|YAML): "):
+        load_settings(str(path), [])
+
+
+@pytest.mark.parametrize(("name", "text"), [("a.toml", "seed = 7\n"), ("a.yaml", "seed: 7\n")])
+def test_a_byte_order_mark_is_no_part_of_the_text(name: str, text: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_text(text, encoding="utf-8-sig")
+    assert load_settings(str(path), []).seed == 7
 
 
 def test_unknown_keys_of_a_file_are_errors_at_any_depth(tmp_path: Path) -> None:
@@ -100,8 +136,9 @@ def test_a_server_config_out_of_range_names_the_field() -> None:
     for port in (-1, 65_536):
         with pytest.raises(ConfigError, match=r"server\.port"):
             ServerConfig(port=port)
-    with pytest.raises(ConfigError, match=r"server\.max_model_len"):
-        ServerConfig(max_model_len=-1)
-    for grace in (-0.1, math.nan):
+    for length in (-1, 10**30):
+        with pytest.raises(ConfigError, match=r"server\.max_model_len"):
+            ServerConfig(max_model_len=length)
+    for grace in (-0.1, math.nan, math.inf, 1e300):
         with pytest.raises(ConfigError, match=r"server\.grace"):
             ServerConfig(grace=grace)

@@ -20,6 +20,7 @@ from rackserve.api.schema import (
 )
 from rackserve.base.errors import RequestError
 from rackserve.base.keys import TOKEN_BYTES, CacheNamespace, extend_chain
+from rackserve.base.ranges import MAX_COUNT, MAX_SECONDS, MIN_SECONDS, require_range
 from rackserve.base.request import Request, SamplingParams
 from rackserve.base.rng import draw_u64
 from rackserve.text.chat import ChatTemplate
@@ -27,6 +28,9 @@ from rackserve.text.tokenizer import Tokenizer, pack
 
 SESSION_HEADERS = ("x-session-id", "x-session-affinity", "session-id", "x-correlation-id")
 """Where clients put the identity of a conversation, most specific first."""
+
+MAX_BODY_BYTES = 1 << 40
+MAX_THREADS = 1024
 
 
 class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -47,6 +51,12 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     threads: int = 2
     body_s: float = 30.0
     send_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        require_range("limits", self, ("body_bytes",), 1, MAX_BODY_BYTES)
+        require_range("limits", self, ("messages", "choices", "preparing"), 1, MAX_COUNT)
+        require_range("limits", self, ("threads",), 1, MAX_THREADS)
+        require_range("limits", self, ("body_s", "send_s"), MIN_SECONDS, MAX_SECONDS)
 
 
 class Call(msgspec.Struct, frozen=True):

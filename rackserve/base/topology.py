@@ -8,10 +8,17 @@ import msgspec
 
 from rackserve.base.errors import ConfigError
 from rackserve.base.ids import NodeId, Rank
+from rackserve.base.ranges import require_range
 
 Role = Literal["prefill", "decode"]
 
 ROLES: tuple[Role, Role] = ("prefill", "decode")
+
+MAX_WORKERS = 4096
+MAX_RANKS = 64
+
+MAX_BLOCKS = 10**8
+"""In one arena or segment, and in all of them together: their books take about 40 bytes a block in a simulation."""
 
 
 class Topology(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -36,11 +43,17 @@ class Topology(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     segment_windows: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("prefill_workers", "decode_workers", "prefill_ranks", "decode_ranks", "prefill_blocks", "decode_blocks"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"topology.{name} must be at least 1, got {getattr(self, name)}")
-        if self.segment_blocks < (1 if self.pool else 0):
-            raise ConfigError(f"topology.segment_blocks must be at least 1 when topology.pool is on, got {self.segment_blocks}")
+        require_range("topology", self, ("prefill_workers", "decode_workers"), 1, MAX_WORKERS)
+        require_range("topology", self, ("prefill_ranks", "decode_ranks"), 1, MAX_RANKS)
+        require_range("topology", self, ("prefill_blocks", "decode_blocks"), 1, MAX_BLOCKS)
+        require_range("topology", self, ("segment_blocks", "rank_windows", "segment_windows"), 0, MAX_BLOCKS)
+        if self.pool and not self.segment_blocks:
+            raise ConfigError("topology.segment_blocks must be at least 1 when topology.pool is on, got 0")
+        if self._num_slots > MAX_BLOCKS:
+            raise ConfigError(
+                f"topology: all arenas and segments together hold {self._num_slots} blocks and resume states, at most "
+                f"{MAX_BLOCKS} may be; lower topology.prefill_blocks, topology.decode_blocks or topology.segment_blocks"
+            )
 
     def workers(self, role: Role) -> tuple[NodeId, ...]:
         count = self.prefill_workers if role == "prefill" else self.decode_workers
@@ -54,6 +67,12 @@ class Topology(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def ranks(self, role: Role) -> tuple[Rank, ...]:
         return tuple(Rank(worker, index) for worker in self.workers(role) for index in range(self.group_size(role)))
+
+    @property
+    def _num_slots(self) -> int:
+        prefill = self.prefill_workers * self.prefill_ranks * (self.prefill_blocks + self.rank_windows)
+        decode = self.decode_workers * self.decode_ranks * (self.decode_blocks + self.rank_windows)
+        return prefill + decode + self.num_segments * (self.segment_blocks + self.segment_windows)
 
     @property
     def num_segments(self) -> int:

@@ -9,8 +9,8 @@ import msgspec
 
 from rackserve.base.errors import ConfigError
 from rackserve.base.rng import Stream
-from rackserve.base.units import Time
-from rackserve.bench.trace import Session, Subagent, TraceRequest, requests_of
+from rackserve.base.units import NS_PER_S, Time
+from rackserve.bench.trace import MAX_TIME_S, Session, Subagent, TraceRequest, requests_of
 
 
 class ScaledTrace(msgspec.Struct, frozen=True):
@@ -51,7 +51,12 @@ class _Scaler:
         self.by_turns = 0
 
     def time(self, ns: Time) -> Time:
-        return round(ns / self.time_scale)
+        scaled = ns / self.time_scale
+        if scaled > MAX_TIME_S * NS_PER_S:
+            raise ConfigError(
+                f"a time scale of {self.time_scale} makes a pause longer than {MAX_TIME_S:g} s; give a larger one"
+            )
+        return round(scaled)
 
     def request(self, request: TraceRequest, block_tokens: int) -> TraceRequest:
         spare = max(0, request.input_tokens - request.num_blocks * block_tokens)

@@ -7,12 +7,14 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from rackserve.base.errors import ConfigError
 from rackserve.base.kv_layout import KvLayout
+from rackserve.base.ranges import MAX_COUNT, require_range
 from rackserve.base.step import Step, StepResult
 from rackserve.base.units import MIB
 from rackserve.digest_model import DigestRunner, digest_layout
 from rackserve.model.extra import require_engine
+
+MAX_BLOCK_TOKENS = 65_536
 
 log = logging.getLogger("rackserve.live")
 
@@ -44,8 +46,8 @@ class RunnerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     window: bool = False
 
     def __post_init__(self) -> None:
-        if self.block_tokens < 1:
-            raise ConfigError(f"runner.block_tokens must be at least 1, got {self.block_tokens}")
+        require_range("runner", self, ("block_tokens",), 1, MAX_BLOCK_TOKENS)
+        require_range("runner", self, ("vocab_size",), 1, MAX_COUNT)
 
 
 def layout_of(spec: RunnerSpec) -> KvLayout:

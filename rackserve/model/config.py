@@ -52,17 +52,27 @@ def read_json(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_bytes())
     except OSError as error:
         raise FileFormatError(f"{path}: cannot be read ({error.strerror}); a model folder needs this file") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise FileFormatError(f"{path}: not valid JSON ({error}); fetch the file again") from error
     if not isinstance(content, dict):
         raise FileFormatError(f"{path}: holds a JSON {type(content).__name__}, not an object; fetch the file again")
     return content
 
 
+def _size(path: Path, fields: dict[str, Any], name: str) -> int:
+    """The field as a whole number above 0. KeyError if it is absent, FileFormatError if it is anything else."""
+    value = fields[name]
+    if not isinstance(value, int) or not 1 <= value < 2**63:
+        raise FileFormatError(f"{path}: {name} must be a whole number of at least 1, got {value!r:.40}; fetch the file again")
+    return value
+
+
 def read_config(path: Path) -> LlamaConfig:
     """The model described by the `config.json` at `path`. FileFormatError names the field that is missing or not supported."""
     fields = read_json(path)
     rope = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
+    if not isinstance(rope, dict):
+        raise FileFormatError(f"{path}: rope_parameters must be an object, got {rope!r:.40}; fetch the file again")
     required = {
         "model_type": (fields.get("model_type"), "llama"),
         "hidden_act": (fields.get("hidden_act", "silu"), "silu"),
@@ -74,27 +84,29 @@ def read_config(path: Path) -> LlamaConfig:
         if found != wanted:
             raise FileFormatError(f"{path}: {field} is {found!r}, only {wanted!r} is supported; use another model")
     try:
-        heads, hidden = fields["num_attention_heads"], fields["hidden_size"]
+        heads, hidden = _size(path, fields, "num_attention_heads"), _size(path, fields, "hidden_size")
         config = LlamaConfig(
-            vocab_size=fields["vocab_size"],
+            vocab_size=_size(path, fields, "vocab_size"),
             hidden_size=hidden,
-            ffn_size=fields["intermediate_size"],
-            num_layers=fields["num_hidden_layers"],
+            ffn_size=_size(path, fields, "intermediate_size"),
+            num_layers=_size(path, fields, "num_hidden_layers"),
             num_heads=heads,
-            num_kv_heads=fields.get("num_key_value_heads") or heads,
-            head_dim=fields.get("head_dim") or hidden // heads,
-            max_positions=fields["max_position_embeddings"],
+            num_kv_heads=_size(path, fields, "num_key_value_heads") if fields.get("num_key_value_heads") else heads,
+            head_dim=_size(path, fields, "head_dim") if fields.get("head_dim") else hidden // heads,
+            max_positions=_size(path, fields, "max_position_embeddings"),
             rope_theta=float(rope.get("rope_theta") or fields.get("rope_theta") or 10_000.0),
             norm_eps=fields["rms_norm_eps"],
             tied=fields.get("tie_word_embeddings", False),
         )
     except KeyError as error:
         raise FileFormatError(f"{path}: field {error.args[0]} is missing; fetch the file again") from error
+    except (TypeError, ValueError) as error:
+        raise FileFormatError(f"{path}: rope_theta: {error}; fetch the file again") from error
     try:
         config = msgspec.convert(msgspec.to_builtins(config), LlamaConfig)
     except msgspec.ValidationError as error:
         raise FileFormatError(f"{path}: {error}; fetch the file again") from error
-    if min(config.num_layers, config.num_kv_heads, config.head_dim) < 1 or config.num_heads % config.num_kv_heads:
+    if config.head_dim < 1 or config.num_heads % config.num_kv_heads:
         counts = f"{config.num_layers} layers, {config.num_heads} heads, {config.num_kv_heads} kv heads of {config.head_dim}"
         raise FileFormatError(f"{path}: {counts} make no model: heads must be a multiple of kv heads")
     return config

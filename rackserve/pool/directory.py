@@ -12,10 +12,11 @@ from dataclasses import dataclass
 
 import msgspec
 
-from rackserve.base.errors import ConfigError, InvariantError
+from rackserve.base.errors import InvariantError
 from rackserve.base.ids import Attempt, Rank
 from rackserve.base.keys import Chain, count, key_at, prefix
 from rackserve.base.messages import PoolFound, PoolGranted
+from rackserve.base.ranges import MAX_SECONDS, require_range
 from rackserve.base.units import NS_PER_S, Time
 from rackserve.pool.segments import Segments, decode, decode_all
 from rackserve.runs.cache import NO_SLOT, Evicted, HeldRun, Removed, RunCache, Stored
@@ -32,8 +33,7 @@ class PoolConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     eviction: str = "lru"
 
     def __post_init__(self) -> None:
-        if self.lease_ns < 1:
-            raise ConfigError(f"pool.lease_ns must be at least 1, got {self.lease_ns}")
+        require_range("pool", self, ("lease_ns",), 1, 10 * MAX_SECONDS * NS_PER_S)
 
 
 @dataclass(slots=True)

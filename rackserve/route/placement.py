@@ -14,6 +14,7 @@ import msgspec
 
 from rackserve.base.errors import ConfigError
 from rackserve.base.ids import Rank
+from rackserve.base.ranges import MAX_COUNT, require_range
 from rackserve.route.cost import Candidate
 
 
@@ -128,6 +129,10 @@ POLICIES: dict[str, Callable[[], PlacementPolicy]] = {
 """Placement policies by the name used in `router.policy`."""
 
 
+MAX_FETCH_COST = 10**9
+"""From here on a fetch never pays, whatever it is compared with."""
+
+
 class RouterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How requests are placed.
 
@@ -147,13 +152,10 @@ class RouterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:
             raise ConfigError(f"router.policy {self.policy!r} is unknown; choose one of {', '.join(POLICIES)}")
-        if self.fetch_cost is not None and self.fetch_cost < 0:
-            raise ConfigError(f"router.fetch_cost must be at least 0, got {self.fetch_cost}")
-        for name in ("max_queued_requests_per_rank", "max_queued_tokens_per_rank"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"router.{name} must be at least 0 (0 = no limit), got {getattr(self, name)}")
-        if self.max_index_runs < 1:
-            raise ConfigError(f"router.max_index_runs must be at least 1, got {self.max_index_runs}")
+        if self.fetch_cost is not None:
+            require_range("router", self, ("fetch_cost",), 0, MAX_FETCH_COST)
+        require_range("router", self, ("max_queued_requests_per_rank", "max_queued_tokens_per_rank"), 0, MAX_COUNT)
+        require_range("router", self, ("max_index_runs",), 1, MAX_COUNT)
 
 
 class DecodeCandidate(msgspec.Struct, frozen=True):

@@ -12,6 +12,7 @@ import msgspec
 
 from rackserve.base.errors import ConfigError, InvariantError
 from rackserve.base.ids import Rank
+from rackserve.base.ranges import MAX_COUNT, require_range
 from rackserve.base.step import Step, StepItem, StepResult
 from rackserve.base.units import blocks_for
 from rackserve.kv.rank_cache import RankCache
@@ -38,13 +39,10 @@ class SchedulerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_skips: int = 16
 
     def __post_init__(self) -> None:
-        for name in ("max_batched_tokens", "max_sequences"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"scheduler.{name} must be at least 1, got {getattr(self, name)}")
+        require_range("scheduler", self, ("max_batched_tokens", "max_sequences"), 1, MAX_COUNT)
         if self.max_steps_in_flight not in (1, 2):
             raise ConfigError(f"scheduler.max_steps_in_flight must be 1 or 2, got {self.max_steps_in_flight}")
-        if self.num_draft < 0 or self.max_skips < 0:
-            raise ConfigError("scheduler.num_draft and scheduler.max_skips must not be negative")
+        require_range("scheduler", self, ("num_draft", "max_skips"), 0, MAX_COUNT)
         if self.num_draft and self.max_steps_in_flight != 1:
             raise ConfigError("scheduler.num_draft > 0 needs scheduler.max_steps_in_flight = 1")
         if self.order not in ORDERS:

@@ -30,6 +30,35 @@ def test_nothing_may_be_absent(name: str) -> None:
         Topology(**{name: 0})
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("prefill_workers", 4097),
+        ("decode_workers", 10**12),
+        ("prefill_ranks", 65),
+        ("decode_ranks", 65),
+        ("prefill_blocks", 10**8 + 1),
+        ("decode_blocks", 2**63),
+        ("segment_blocks", 10**8 + 1),
+        ("segment_blocks", -1),
+        ("rank_windows", -1),
+        ("segment_windows", -1),
+        ("rank_windows", 10**8 + 1),
+        ("segment_windows", 10**8 + 1),
+    ],
+)
+def test_what_no_rack_has_is_refused_by_name(name: str, value: int) -> None:
+    with pytest.raises(ConfigError, match=rf"topology\.{name} must be at (most|least) \d+, got {value}"):
+        Topology(**{name: value})
+
+
+def test_blocks_are_bounded_over_the_whole_rack() -> None:
+    most = 10**8 - 1024  # one decode rank's
+    Topology(prefill_workers=1000, prefill_ranks=2, prefill_blocks=most // 2000, pool=False)
+    with pytest.raises(ConfigError, match=r"topology: all arenas .* hold 100001024 blocks .*lower topology\.prefill_blocks"):
+        Topology(prefill_workers=1000, prefill_ranks=2, prefill_blocks=50_000, pool=False)
+
+
 def test_a_pool_without_memory_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"topology\.segment_blocks"):
         Topology(segment_blocks=0)

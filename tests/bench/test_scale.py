@@ -46,5 +46,16 @@ def test_the_turn_limit_counts_turns_of_each_conversation() -> None:
 def test_a_scale_that_does_not_divide_the_block_is_refused() -> None:
     with pytest.raises(ConfigError, match="divide the trace's block size 64"):
         scale_sessions([Session("a", 64, (turn(0, 1),))], scale=7)
+    for wrong in (float("nan"), float("inf"), -1.0):
+        with pytest.raises(ConfigError, match="time_scale above 0"):
+            scale_sessions([], time_scale=wrong)
     with pytest.raises(ConfigError, match="time_scale above 0"):
         scale_sessions([], time_scale=0)
+
+
+def test_times_stretched_beyond_what_can_be_written_down_are_refused() -> None:
+    request = TraceRequest(at_ns=10**18, api_ns=0, input_tokens=64, output_tokens=1, hash_ids=ids(1))
+    session = Session("a", 64, (request,))
+    assert scale_sessions([session]).num_requests == 1
+    with pytest.raises(ConfigError, match=r"time scale of 0\.5 makes a pause longer than 1e\+09 s"):
+        scale_sessions([session], time_scale=0.5)

@@ -44,6 +44,11 @@ def test_the_layout_is_that_of_the_model() -> None:
 
 
 def test_a_wrong_spec_is_refused_by_name() -> None:
+    for wrong in (0, 2**31):
+        with pytest.raises(ConfigError, match=r"runner\.vocab_size must be at"):
+            RunnerSpec(vocab_size=wrong)
+    with pytest.raises(ConfigError, match=r"runner\.block_tokens must be at most 65536"):
+        RunnerSpec(block_tokens=65_537)
     with pytest.raises(ConfigError, match=r"runner\.block_tokens"):
         RunnerSpec(block_tokens=0)
     with pytest.raises(msgspec.ValidationError, match="kind"):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
 import subprocess
@@ -15,7 +16,9 @@ from rackserve.base.events import RankChanged
 from rackserve.base.ids import Rank
 from rackserve.base.messages import Drain, Drained, Message, RankDown, RankUp, SegmentJoined, SegmentLost
 from rackserve.base.topology import Topology
+from rackserve.live import regions
 from rackserve.live import supervisor as supervisor_module
+from rackserve.live.rank_spec import BEAT_PERIOD_S
 from rackserve.live.supervisor import SupervisorConfig
 from tests.live.processes import SMALL, TinyRack, has_ended, open_memfds, tiny_rack, until
 
@@ -132,7 +135,7 @@ def test_a_frozen_rank_is_killed_and_a_busy_one_is_left_alone() -> None:
         await until(lambda: rack.supervisor.status()[0].step_age > 1.0)
         assert rack.supervisor.status()[0].beat_age < 1.0
 
-    trial(test, SupervisorConfig(heartbeat=1.2))
+    trial(test, SupervisorConfig(heartbeat=1.5))
 
 
 def test_a_rank_that_never_ends_a_step_is_killed() -> None:
@@ -178,10 +181,11 @@ def test_a_rank_that_is_not_ready_in_time_is_ended_and_the_setting_named() -> No
     asyncio.run(run())
 
 
-def test_too_much_memory_is_refused_before_anything_starts() -> None:
+def test_too_much_memory_is_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(regions, "available_bytes", lambda proc, cgroups: 100)
+
     async def run() -> None:
-        huge = Topology(prefill_workers=1, decode_workers=1, segment_blocks=1 << 40)
-        async with tiny_rack(huge, start=False) as rack:
+        async with tiny_rack(start=False) as rack:
             with pytest.raises(ResourceError, match=r"topology\.segment_blocks"):
                 await rack.supervisor.start(0)
             assert [status.pid for status in rack.supervisor.status()] == [0, 0]
@@ -237,6 +241,13 @@ def test_no_rank_outlives_a_control_process_that_is_killed(argument: str) -> Non
     assert sorted(os.listdir("/dev/shm")) == shm
 
 
-def test_settings_are_checked_by_name() -> None:
-    with pytest.raises(ConfigError, match=r"supervisor\.heartbeat"):
-        SupervisorConfig(heartbeat=0)
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("ready", 0), ("step", math.nan), ("backoff", math.inf), ("ready", 1e300), ("max_restarts", -1),
+        ("max_restarts", 10**6), ("heartbeat", 2.9 * BEAT_PERIOD_S), ("heartbeat", math.inf),
+    ],
+)  # fmt: skip
+def test_settings_are_checked_by_name(name: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=rf"supervisor\.{name} must be at"):
+        SupervisorConfig(**{name: value})

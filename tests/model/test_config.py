@@ -44,7 +44,15 @@ def test_the_newer_spelling_of_rope_is_read(tmp_path: Path) -> None:
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rope type is 'llama3'"),
         ({"vocab_size": "many"}, "vocab_size"),
         ({"num_key_value_heads": 3}, "multiple of kv heads"),
-        ({"num_hidden_layers": 0}, "0 layers"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers must be a whole number of at least 1, got 0"),
+        ({"num_attention_heads": 0}, "num_attention_heads must be"),
+        ({"num_attention_heads": 0, "head_dim": "absent"}, "num_attention_heads must be"),
+        ({"num_attention_heads": "4", "head_dim": "absent"}, "num_attention_heads must be"),
+        ({"hidden_size": 2, "head_dim": "absent"}, "heads of 0|kv heads of 0"),
+        ({"max_position_embeddings": -1}, "max_position_embeddings must be"),
+        ({"head_dim": 2**70}, "head_dim must be"),
+        ({"rope_theta": [1]}, "rope_theta"),
+        ({"rope_scaling": [1]}, "rope_parameters must be an object"),
     ],
 )
 def test_a_config_that_cannot_be_served_is_named(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
@@ -54,7 +62,10 @@ def test_a_config_that_cannot_be_served_is_named(tmp_path: Path, changes: dict[s
     assert str(path) in str(caught.value)
 
 
-@pytest.mark.parametrize(("content", "words"), [(None, "cannot be read"), (b"{", "not valid JSON"), (b"[1]", "JSON list")])
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(None, "cannot be read"), (b"{", "not valid JSON"), (b"[1]", "JSON list"), (b"[" * 100_000, "not valid JSON")],
+)
 def test_a_json_file_that_is_none_is_named(tmp_path: Path, content: bytes | None, words: str) -> None:
     path = tmp_path / "config.json"
     if content is not None:

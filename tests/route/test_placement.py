@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 import pytest
 
@@ -99,6 +101,11 @@ def test_unknown_or_impossible_settings_are_errors_that_name_the_field() -> None
         RouterConfig(policy="best")
     with pytest.raises(ConfigError, match=r"router.fetch_cost"):
         RouterConfig(fetch_cost=-0.1)
+    for wrong in (math.nan, math.inf, 1e10):
+        with pytest.raises(ConfigError, match=r"router.fetch_cost must be at"):
+            RouterConfig(fetch_cost=wrong)
+    with pytest.raises(ConfigError, match=r"router.max_queued_requests_per_rank must be at most"):
+        RouterConfig(max_queued_requests_per_rank=10**30)
     with pytest.raises(ConfigError, match=r"router.max_queued_tokens_per_rank"):
         RouterConfig(max_queued_tokens_per_rank=-1)
     with pytest.raises(ConfigError, match=r"router.max_index_runs"):
