@@ -100,7 +100,7 @@ async def open_server(
         ranks = settings.topology.ranks("prefill") + settings.topology.ranks("decode")
         metrics = Metrics(ranks)
 
-        state = ServerState(detail=lambda: {"ranks": [msgspec.to_builtins(status) for status in rack.status()]})
+        state = ServerState(detail=lambda: {"ranks": [health_of(status) for status in rack.status()]})
 
         def follow(recorded: Recorded) -> None:
             metrics.record(recorded.event)
@@ -154,3 +154,9 @@ async def open_server(
 def _can_serve(ranks: Sequence[RankStatus]) -> bool:
     """Whether each role has a rank that is up or will come (back) up."""
     return {rank.role for rank in ranks if rank.state != "failed"} == {"prefill", "decode"}
+
+
+def health_of(status: RankStatus) -> dict[str, object]:
+    """A rank as /health shows it: ages in seconds, null where there is nothing to measure from."""
+    ages = {"beat_age": status.beat_age, "step_age": status.step_age}
+    return msgspec.to_builtins(status) | {name: None if age < 0 else round(age, 3) for name, age in ages.items()}

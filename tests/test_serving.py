@@ -16,7 +16,7 @@ from rackserve.digest_model import cold_output, digest_layout
 from rackserve.live.recorder import Recorded
 from rackserve.live.runner import RunnerSpec
 from rackserve.live.supervisor import RankStatus
-from rackserve.serving import OpenServer, _can_serve, describe_model, open_server
+from rackserve.serving import OpenServer, _can_serve, describe_model, health_of, open_server
 from rackserve.text.tokenizer import pack
 from rackserve.verify import Transcript
 from tests.e2e.rig import VOCABULARY, hex_tokenizer
@@ -164,3 +164,8 @@ def test_a_server_that_cannot_start_gives_its_port_back(tokenizer: str) -> None:
 
     asyncio.run(asyncio.wait_for(run(), 30))
     listen("127.0.0.1", port).close()
+
+
+def test_an_age_without_a_beginning_is_null() -> None:
+    status = RankStatus("prefill0", "prefill", "up", 7, 1, 0, 0.12345, -1.0, 3)
+    assert (health_of(status)["beat_age"], health_of(status)["step_age"], health_of(status)["pid"]) == (0.123, None, 7)
