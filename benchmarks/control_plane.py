@@ -163,7 +163,7 @@ class PlacementBench:
         shared = min(SHARED_BLOCKS, blocks // 2)
         sessions = 20 if options.quick else SESSIONS
         self._wires = Wires()
-        capacity = Capacity(10**7, 10**9, BLOCK)
+        capacity = Capacity(10**7, 10**9, BLOCK, fetch_cost=0.02)
         self.router = Router(RouterConfig(), capacity, Deadlines(), self._wires.ports())
         for number in range(PREFILL_RANKS):
             self.router.handle(RankUp(Rank(f"prefill{number}"), "prefill", 1))

@@ -23,7 +23,7 @@ from rackserve.demo import ARMS, CONCURRENCY, DEMO_SETTINGS, TIME_SCALE
 from rackserve.replay import ASSUMED_COSTS, ReplaySpec, replay_simulated
 
 SEEDS = 12
-BLOCKS = (80, 112, 224)
+BLOCKS = (80, 104, 224)
 """KV blocks of a prefill rank: little more than the longest prompt needs, the demo's number, and twice that."""
 LAYOUT = KvLayout(16, (KvGroup("kv", "full", 368_640),))
 RESAMPLES = 2_000

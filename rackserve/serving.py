@@ -158,5 +158,7 @@ def _can_serve(ranks: Sequence[RankStatus]) -> bool:
 
 def health_of(status: RankStatus) -> dict[str, object]:
     """A rank as /health shows it: ages in seconds, null where there is nothing to measure from."""
-    ages = {"beat_age": status.beat_age, "step_age": status.step_age}
-    return msgspec.to_builtins(status) | {name: None if age < 0 else round(age, 3) for name, age in ages.items()}
+    fields: dict[str, object] = msgspec.to_builtins(status)
+    for name, age in (("beat_age", status.beat_age), ("step_age", status.step_age)):
+        fields[name] = None if age < 0 else round(age, 3)
+    return fields
