@@ -20,7 +20,6 @@ from rackserve.base.messages import (
 )
 from rackserve.base.units import blocks_for
 from rackserve.nodes.worker import Worker
-from rackserve.sched.queue import ORDERS, WaitingQueue
 from rackserve.sched.scheduler import Progress
 from rackserve.sched.sequence import Sequence
 
@@ -38,8 +37,6 @@ class DecodeNode:
 
     def __init__(self, worker_of: Callable[[DecodeNode], Worker]) -> None:
         self.worker = worker_of(self)
-        config = self.worker.config
-        self._queues = [WaitingQueue(ORDERS[config.order](), config.max_skips) for _ in self.worker.ranks]
         self._visits: dict[Attempt, _Visit] = {}
         self._handlers: dict[type[Message], Callable[..., None]] = self.worker.handlers | {
             Reserve: self._on_reserve,
@@ -70,20 +67,10 @@ class DecodeNode:
             return
         sequence = worker.open(request, message.placement, "reserved", request.max_tokens)
         self._visits[sequence.key] = _Visit()
-        self._queues[dp_rank].add(sequence)
         self.worker.set_alarm("receive", sequence)
-        self.on_room(dp_rank)
+        self.worker.enqueue(sequence)
 
-    def on_room(self, dp_rank: int) -> None:
-        """Make the reservations that fit."""
-        queue = self._queues[dp_rank]
-        while len(queue) and self.worker.has_place(dp_rank):
-            sequence = queue.pick(lambda candidate: self._admit(candidate, dp_rank))
-            if sequence is None:
-                break
-            self._reserved(sequence, dp_rank)
-
-    def _admit(self, sequence: Sequence, dp_rank: int) -> bool:
+    def admit(self, sequence: Sequence, dp_rank: int) -> bool:
         """Blocks for the prompt and the first token. Blocks of the prompt that this rank has need not be pushed.
 
         Each sequence that is here must find one more block to grow into, or the newcomer would soon be preempted for it.
@@ -97,7 +84,8 @@ class DecodeNode:
             return False
         return self.worker.acquire(sequence, dp_rank, matched, needed)
 
-    def _reserved(self, sequence: Sequence, dp_rank: int) -> None:
+    def start(self, sequence: Sequence, dp_rank: int) -> None:
+        """Name the blocks that the prefill rank may push to."""
         worker, request = self.worker, sequence.request
         sequence.move("receiving")
         self._visits[sequence.key].exposed = True
@@ -186,7 +174,7 @@ class DecodeNode:
         """End an attempt. If a prefill rank may still write to its blocks, they stay held until it says it will not."""
         visit = self._visits[sequence.key]
         dp_rank = self.worker.dp_rank(sequence)
-        self._queues[dp_rank].remove(sequence)
+        self.worker.queues[dp_rank].remove(sequence)
         if visit.exposed:
             sequence.holds += 1
         self.worker.end(sequence, "aborted")
@@ -265,4 +253,4 @@ class DecodeNode:
 
     @property
     def is_quiet(self) -> bool:
-        return self.worker.is_quiet and not self._visits and not any(len(queue) for queue in self._queues)
+        return self.worker.is_quiet and not self._visits

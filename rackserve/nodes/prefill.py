@@ -30,7 +30,6 @@ from rackserve.nodes.handover import Errand, Pusher
 from rackserve.nodes.moves import pool_copies
 from rackserve.nodes.worker import Worker
 from rackserve.pool.planner import FetchRates, plan_fetch
-from rackserve.sched.queue import ORDERS, WaitingQueue
 from rackserve.sched.scheduler import Progress
 from rackserve.sched.sequence import Sequence
 
@@ -41,8 +40,6 @@ class PrefillNode:
     def __init__(self, worker_of: Callable[[PrefillNode], Worker], rates: FetchRates | None) -> None:
         self._rates = rates
         self.worker = worker_of(self)
-        config = self.worker.config
-        self._queues = [WaitingQueue(ORDERS[config.order](), config.max_skips) for _ in self.worker.ranks]
         self._errands: dict[Attempt, Errand] = {}
         self._pusher = Pusher(self.worker, self._errands, self._give_up)
         self._handlers: dict[type[Message], Callable[..., None]] = self.worker.handlers | {
@@ -75,20 +72,10 @@ class PrefillNode:
         sequence = worker.open(request, message.placement, "queued", 1)
         now = worker.ports.clock.now()
         self._errands[sequence.key] = Errand(now)
-        self._queues[dp_rank].add(sequence)
         self.worker.set_alarm("queue", sequence)
-        self.on_room(dp_rank)
+        self.worker.enqueue(sequence)
 
-    def on_room(self, dp_rank: int) -> None:
-        """Admit queued sequences while blocks and places last."""
-        queue = self._queues[dp_rank]
-        while len(queue) and self.worker.has_place(dp_rank):
-            sequence = queue.pick(lambda candidate: self._admit(candidate, dp_rank))
-            if sequence is None:
-                break
-            self._start(sequence, dp_rank)
-
-    def _admit(self, sequence: Sequence, dp_rank: int) -> bool | None:
+    def admit(self, sequence: Sequence, dp_rank: int) -> bool | None:
         """True: it has its blocks now. False: they cannot be had yet. None: another sequence is computing its next block."""
         block_tokens = self.worker.layout.block_tokens
         matched = self.worker.caches[dp_rank].match(sequence.chain, self._reusable(sequence))
@@ -119,7 +106,7 @@ class PrefillNode:
             if other is not sequence and other.state in ("fetching", "ready", "running")
         )
 
-    def _start(self, sequence: Sequence, dp_rank: int) -> None:
+    def start(self, sequence: Sequence, dp_rank: int) -> None:
         """The sequence has its blocks: ask the pool for what is missing, or compute."""
         from_block, limit = sequence.computed // self.worker.layout.block_tokens, self._reusable(sequence)
         if self._rates is None or from_block >= limit:
@@ -210,7 +197,7 @@ class PrefillNode:
         if progress.tokens:
             self._computed(sequence, errand, progress.tokens)
         self._pusher.push(sequence, errand)
-        self.on_room(worker.dp_rank(sequence))  # siblings may have waited for these blocks
+        worker.on_room(worker.dp_rank(sequence))  # siblings may have waited for these blocks
 
     def _computed(self, sequence: Sequence, errand: Errand, tokens: tuple[int, ...]) -> None:
         """The prompt is computed and the first token drawn."""
@@ -271,7 +258,7 @@ class PrefillNode:
     def _abort(self, sequence: Sequence) -> None:
         """Stop everything for an attempt; what still touches its blocks is waited for before they are given back."""
         dp_rank = self.worker.dp_rank(sequence)
-        self._queues[dp_rank].remove(sequence)
+        self.worker.queues[dp_rank].remove(sequence)
         errand = self._errands.get(sequence.key)
         self.worker.moves.cancel_all(sequence, "fetch")
         self.worker.moves.cancel_all(sequence, "push")
@@ -279,7 +266,7 @@ class PrefillNode:
             self.worker.end(sequence, "aborted")
         if errand is not None:
             self._pusher.report_ended(sequence, errand)
-        self.on_room(dp_rank)
+        self.worker.on_room(dp_rank)
 
     def _give_up(self, sequence: Sequence, reason: str) -> None:
         self._abort(sequence)
@@ -310,4 +297,4 @@ class PrefillNode:
 
     @property
     def is_quiet(self) -> bool:
-        return self.worker.is_quiet and not self._errands and not any(len(queue) for queue in self._queues)
+        return self.worker.is_quiet and not self._errands

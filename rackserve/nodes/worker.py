@@ -37,6 +37,7 @@ from rackserve.nodes.presence import Announcer
 from rackserve.ports import Engine
 from rackserve.runs.cache import Removed
 from rackserve.sched.lockstep import LockstepGroup
+from rackserve.sched.queue import ORDERS, WaitingQueue
 from rackserve.sched.scheduler import Progress, Scheduler, SchedulerConfig
 from rackserve.sched.sequence import Sequence, State, new_sequence
 
@@ -50,8 +51,11 @@ class Owner(Protocol):
     def on_given_up(self, sequence: Sequence, reason: str) -> None:
         """The sequence left the batch without finishing: preempted, or lost with an engine step."""
 
-    def on_room(self, dp_rank: int) -> None:
-        """Blocks or sequence places of a rank became free."""
+    def admit(self, sequence: Sequence, dp_rank: int) -> bool | None:
+        """Take blocks for a queued sequence. True: it has them. False: not yet. None: it waits for another's work."""
+
+    def start(self, sequence: Sequence, dp_rank: int) -> None:
+        """The sequence was admitted and has left the queue."""
 
     def on_deadline(self, kind: str, key: Attempt) -> None:
         """A deadline set with `Worker.set_alarm` has come."""
@@ -101,6 +105,7 @@ class Worker:
         )
         self._spilling: dict[Attempt, Sequence] = {}
         self._grants: set[int] = set()
+        self.queues = [WaitingQueue(ORDERS[scheduler.order](), scheduler.max_skips) for _ in self.ranks]
         self._queue_counts = [[0, 0] for _ in self.ranks]
         self._numbers = 0
         self.handlers: dict[type[Message], Callable[..., None]] = {  # of the messages that any worker gets
@@ -163,7 +168,22 @@ class Worker:
             if 0 < num_blocks <= lease.committed:
                 self.caches[dp_rank].commit_window(lease, num_blocks, slot)
         self.caches[dp_rank].release(lease)
-        self._owner.on_room(dp_rank)
+        self.on_room(dp_rank)
+
+    def enqueue(self, sequence: Sequence) -> None:
+        """Let a new sequence wait for blocks and a place on its rank; it may find them at once."""
+        dp_rank = self.dp_rank(sequence)
+        self.queues[dp_rank].add(sequence)
+        self.on_room(dp_rank)
+
+    def on_room(self, dp_rank: int) -> None:
+        """Blocks, a place or another's work may be there now: admit queued sequences while they last."""
+        queue = self.queues[dp_rank]
+        while len(queue) and self.has_place(dp_rank):
+            sequence = queue.pick(lambda candidate: self._owner.admit(candidate, dp_rank))
+            if sequence is None:
+                break
+            self._owner.start(sequence, dp_rank)
 
     def end(self, sequence: Sequence, state: State) -> None:
         """Move to a final state, leave the batch, and give blocks back when possible."""
@@ -351,4 +371,10 @@ class Worker:
     @property
     def is_quiet(self) -> bool:
         """Whether nothing is held for any attempt."""
-        return not (self.sequences or len(self.moves) or self._spilling or self.group.num_in_flight)
+        return not (
+            any(len(queue) for queue in self.queues)
+            or self.sequences
+            or len(self.moves)
+            or self._spilling
+            or self.group.num_in_flight
+        )
