@@ -150,11 +150,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from rackserve import commands
+    from rackserve import commands, demo
 
     run = {
         "serve": commands.serve,
-        "demo": commands.demo,
+        "demo": demo.run_demo,
         "bench": commands.bench,
         "simulate": commands.simulate,
         "swarm": commands.swarm,

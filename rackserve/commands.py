@@ -107,15 +107,6 @@ def _events_file(path: str) -> JsonlFile:
         raise FileFormatError(f"{path}: cannot be written ({error.strerror}); choose another file or folder") from error
 
 
-# ---------------------------------------------------------------- demo
-
-
-def demo(options: argparse.Namespace) -> int:
-    from rackserve.demo import run_demo
-
-    return run_demo(options)
-
-
 # ---------------------------------------------------------------- bench and simulate
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rackserve import __version__, commands
+from rackserve import __version__, commands, demo
 from rackserve.base.errors import ConfigError, FileFormatError, InvariantError, RackserveError, ResourceError
 from rackserve.cli import main, parser
 
@@ -150,7 +150,8 @@ def test_a_bug_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_code_of_the_command_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("serve", "demo", "bench", "simulate", "swarm"):
-        monkeypatch.setattr(commands, name, lambda options, name=name: 11 if options.command == name else 1)
+        module, function = (demo, "run_demo") if name == "demo" else (commands, name)
+        monkeypatch.setattr(module, function, lambda options, name=name: 11 if options.command == name else 1)
         assert main([name, *(["--url", "x"] if name == "bench" else [])]) == 11
 
 
