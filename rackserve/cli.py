@@ -119,6 +119,16 @@ def _add_bench(command: argparse.ArgumentParser) -> None:
         "--deadline", type=_number(0, 1e7), default=0.0, help="end the run after this many seconds (0: when done)"
     )
     command.add_argument("--seed", type=int, default=42, help="names the prompts' tokens (default 42)")
+    command.add_argument(
+        "--recycle", action="store_true", help="replay the sessions again and again, each time as new ones, until --deadline"
+    )
+    command.add_argument(
+        "--start-window",
+        type=_number(0, 1),
+        nargs=2,
+        metavar=("LOW", "HIGH"),
+        help="begin the first sessions at a drawn share of their length, caches warmed (AgentX: 0.25 0.75)",
+    )
     _add_trace(command)
 
 

@@ -127,17 +127,24 @@ def read_trace(options: argparse.Namespace) -> ScaledTrace:
 
 def _spec(options: argparse.Namespace, label: str, seed: int) -> ReplaySpec:
     trace = read_trace(options)
-    concurrency = min(options.concurrency, len(trace.sessions))
+    recycle = getattr(options, "recycle", False)
+    window = getattr(options, "start_window", None)
+    concurrency = options.concurrency if recycle else min(options.concurrency, len(trace.sessions))
     if concurrency < options.concurrency and not options.serial:
         print(f"--concurrency {options.concurrency}: the trace has {concurrency} sessions, so no more can be live at once")
     flow = "one request at a time" if options.serial else f"{concurrency} session trees at a time"
     print(
         f"trace: {trace.describe()}; {flow}, tokens / {options.scale}, pauses / {options.time_scale:g}; seed {seed}", flush=True
     )
-    return ReplaySpec(label, trace, concurrency, options.time_scale, seed, options.serial)
+    start = (window[0], window[1]) if window else None
+    return ReplaySpec(label, trace, concurrency, options.time_scale, seed, options.serial, recycle, start)
 
 
 def bench(options: argparse.Namespace) -> int:
+    if options.recycle and not options.deadline:
+        raise ConfigError("--recycle never ends by itself: set --deadline SECONDS")
+    if options.serial and (options.recycle or options.start_window):
+        raise ConfigError("--serial replays each session once from its start: leave out --recycle and --start-window")
     if options.out:
         prepare_folder(options.out)
     spec = _spec(options, "bench", options.seed)

@@ -121,7 +121,7 @@ class _Demo:
         }
         concurrency = self._options.concurrency or CONCURRENCY
         trace = demo_trace(time_scale=TIME_SCALE).shuffled(self._seed)
-        return ReplaySpec(name[:1], trace, concurrency, TIME_SCALE, self._seed, self._options.serial, config)
+        return ReplaySpec(name[:1], trace, concurrency, TIME_SCALE, self._seed, self._options.serial, config=config)
 
     async def _live(self) -> tuple[list[Recording], list[Transcript]]:
         """Replay every arm live, one after the other; SIGTERM ends it like Ctrl-C, and neither leaves anything running."""

@@ -47,7 +47,10 @@ ASSUMED_COSTS: dict[str, StepCost] = {
 
 
 class ReplaySpec(msgspec.Struct, frozen=True):
-    """What is replayed and how. `label` names the arm; `serial` keeps one request in flight over everything."""
+    """What is replayed and how. `label` names the arm; `serial` keeps one request in flight over everything.
+
+    `recycle` and `start_window` as in `Replay`: without end, and from a drawn point of each first session.
+    """
 
     label: str
     trace: ScaledTrace
@@ -55,6 +58,8 @@ class ReplaySpec(msgspec.Struct, frozen=True):
     time_scale: float
     seed: int = 42
     serial: bool = False
+    recycle: bool = False
+    start_window: tuple[float, float] | None = None
     config: Mapping[str, str] = {}
 
     def plan(self) -> Plan:
@@ -62,7 +67,14 @@ class ReplaySpec(msgspec.Struct, frozen=True):
         if self.serial:
             return SerialReplay(self.trace.sessions)
         caps = IdleCaps().scaled(self.time_scale)
-        return Replay(self.trace.sessions, self.concurrency, caps=caps, seed=self.seed)
+        return Replay(
+            self.trace.sessions,
+            self.concurrency,
+            caps=caps,
+            recycle=self.recycle,
+            start_window=self.start_window,
+            seed=self.seed,
+        )
 
     def info(self, host: str, num_gpus: int, started: Time, ended: Time, plan: Plan, error: float | None) -> RunInfo:
         return RunInfo(

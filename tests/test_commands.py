@@ -199,3 +199,10 @@ def test_a_results_folder_is_tried_before_the_run(capsys: pytest.CaptureFixture[
 def test_more_trees_than_sessions_are_said_not_to_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", *DIGEST, *SMALL, "--concurrency", "50"]) == 0
     assert "--concurrency 50: the trace has 1 sessions, so no more can be live at once" in capsys.readouterr().out
+
+
+def test_a_replay_without_end_needs_a_deadline(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "--url", "http://127.0.0.1:1", "--recycle"]) == 2
+    assert "--recycle never ends by itself: set --deadline" in capsys.readouterr().err
+    assert main(["bench", "--url", "http://127.0.0.1:1", "--serial", "--start-window", "0.25", "0.75"]) == 2
+    assert "--serial replays each session once" in capsys.readouterr().err

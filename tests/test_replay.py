@@ -11,7 +11,7 @@ from rackserve.base.costs import StepCost
 from rackserve.base.errors import ConfigError
 from rackserve.base.events import AttemptRetried
 from rackserve.base.topology import Topology
-from rackserve.bench.demo import demo_sessions
+from rackserve.bench.demo import demo_sessions, demo_trace
 from rackserve.bench.plan import Replay
 from rackserve.bench.records import RecordedEvent, Recording, RequestRecord, RunInfo
 from rackserve.bench.scale import ScaledTrace, scale_sessions
@@ -156,3 +156,18 @@ def test_progress_shows_the_last_count_when_it_ends(capsys: pytest.CaptureFixtur
     asyncio.run(run())
     captured = capsys.readouterr()
     assert captured.out == "" and re.search(r"sent .*5/7", captured.err)
+
+
+def test_recycled_sessions_come_back_as_new_ones_from_a_drawn_start() -> None:
+    plan = ReplaySpec("x", demo_trace(time_scale=100.0), 2, 100.0, recycle=True, start_window=(0.25, 0.75)).plan()
+    plan.start(0)
+    sends, now, plays = plan.take_due(0), 0, set()
+    assert sends and all(send.warmup for send in sends), "the first requests only warm caches"
+    for _ in range(1_000):
+        for send in sends:
+            plays.add(send.key.play)
+            plan.on_finished(send.key, now)
+        now = max(now, plan.next_due or now)
+        sends = plan.take_due(now)
+    assert len(plays) > 1 and not plan.done, "sessions come back under new play numbers, without end"
+    plan.stop(now)
