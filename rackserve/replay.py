@@ -93,8 +93,8 @@ class ReplaySpec(msgspec.Struct, frozen=True):
 
 
 def num_gpus(config: RackConfig) -> int:
-    """All ranks of a rack: the divisor of per-GPU figures."""
-    return len(config.topology.ranks("prefill")) + len(config.topology.ranks("decode"))
+    """All devices of a rack: the divisor of per-GPU figures."""
+    return config.topology.num_devices
 
 
 async def replay_live(

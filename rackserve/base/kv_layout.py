@@ -24,10 +24,20 @@ class KvGroup(msgspec.Struct, frozen=True):
 
 
 class KvLayout(msgspec.Struct, frozen=True):
-    """The groups of one model and the number of token positions in a logical block."""
+    """The groups of one model, the number of token positions in a logical block, and how a cached prefix is resumed.
+
+    history_tokens  ids before its first position that the engine needs when it first sees a sequence
+    replay_tokens   0: resume state is stored and restored (exact). n: it is not; the last n positions of a cached prefix are
+                    computed again for it, and their KV is not rewritten (bounded replay)
+    tail_tokens     0: every position of a prompt passes all layers. n: only the last n do, earlier ones merely fill the KV
+                    that later positions read (decoder replay)
+    """
 
     block_tokens: int
     groups: tuple[KvGroup, ...]
+    history_tokens: int = 0
+    replay_tokens: int = 0
+    tail_tokens: int = 0
 
     def __post_init__(self) -> None:
         if self.block_tokens < 1:
@@ -49,7 +59,13 @@ class KvLayout(msgspec.Struct, frozen=True):
     def has_window(self) -> bool:
         return self.window_bytes > 0
 
+    @property
+    def stores_state(self) -> bool:
+        """Whether a cached prefix can be used only where its resume state is stored too."""
+        return self.has_window and self.replay_tokens == 0
+
     def fingerprint(self) -> str:
         """A text that differs whenever the stored bytes would be read differently; part of `CacheNamespace`."""
         groups = ";".join(f"{group.name}:{group.kind}:{group.bytes_per_slot}" for group in self.groups)
-        return f"{self.block_tokens}|{groups}"
+        resume = f"|replay:{self.replay_tokens}:{self.tail_tokens}" if self.replay_tokens or self.tail_tokens else ""
+        return f"{self.block_tokens}|{groups}{resume}"

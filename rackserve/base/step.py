@@ -17,7 +17,13 @@ class StepItem(msgspec.Struct, frozen=True):
     output_index how many output tokens of the request precede the one drawn here (names the random draw)
     num_draft    how many draft tokens may be verified; the result then carries 1..num_draft+1 tokens
     restore      window slot to load the resume state from before computing, or -1
-    snapshot     window slot to store the resume state to after computing, or -1
+    snapshot     window slot to store the resume state to, or -1
+    snapshot_at  the position before which that state lies; one that the item reaches only by accepted drafts may be missed,
+                 and then the slot is left as it was. -1: the end of the item
+    history      int32 ids of the positions before `start`, as many as `KvLayout.history_tokens` if there are; sent with a
+                 sequence's first item
+    replayed     leading positions whose KV is in the blocks already: computed for the resume state, not written again
+    full_from    positions from this one on pass all layers (see `KvLayout.tail_tokens`)
     logprobs     alternatives per drawn token to report log-probabilities of, or -1 for none at all
     """
 
@@ -33,6 +39,10 @@ class StepItem(msgspec.Struct, frozen=True):
     restore: int = -1
     snapshot: int = -1
     logprobs: int = -1
+    snapshot_at: int = -1
+    history: bytes = b""
+    replayed: int = 0
+    full_from: int = 0
 
 
 class Step(msgspec.Struct, frozen=True):
@@ -75,11 +85,15 @@ class TokenLogprobs(msgspec.Struct, frozen=True):
 
 
 class ItemResult(msgspec.Struct, frozen=True):
-    """Output tokens of one item: empty unless it sampled, else 1..num_draft+1 accepted tokens."""
+    """Output tokens of one item: empty unless it sampled, else 1..num_draft+1 accepted tokens.
+
+    num_verified: draft tokens that were verified, of which len(tokens) - 1 were accepted.
+    """
 
     sequence: int
     tokens: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] = ()
+    num_verified: int = 0
 
 
 class StepResult(msgspec.Struct, frozen=True):

@@ -26,6 +26,7 @@ class Topology(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     prefill_ranks, decode_ranks    ranks per worker; the ranks of a worker run their steps in lockstep (2 = DEP2)
     prefill_blocks, decode_blocks  KV blocks in each rank's own arena
+    prefill_tp, decode_tp          devices that compute one rank together, each a part of every product (tensor parallel)
     pool                           whether trays contribute DRAM to one rack-wide KV pool (one tray per worker)
     segment_blocks                 KV blocks in each tray's pool segment
     rank_windows, segment_windows  slots for resume state in each arena and segment (models with window groups only)
@@ -35,6 +36,8 @@ class Topology(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     decode_workers: int = 1
     prefill_ranks: int = 1
     decode_ranks: int = 1
+    prefill_tp: int = 1
+    decode_tp: int = 1
     prefill_blocks: int = 512
     decode_blocks: int = 1024
     pool: bool = True
@@ -44,7 +47,7 @@ class Topology(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         require_range("topology", self, ("prefill_workers", "decode_workers"), 1, MAX_WORKERS)
-        require_range("topology", self, ("prefill_ranks", "decode_ranks"), 1, MAX_RANKS)
+        require_range("topology", self, ("prefill_ranks", "decode_ranks", "prefill_tp", "decode_tp"), 1, MAX_RANKS)
         require_range("topology", self, ("prefill_blocks", "decode_blocks"), 1, MAX_BLOCKS)
         require_range("topology", self, ("segment_blocks", "rank_windows", "segment_windows"), 0, MAX_BLOCKS)
         if self.pool and not self.segment_blocks:
@@ -61,6 +64,15 @@ class Topology(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def group_size(self, role: Role) -> int:
         return self.prefill_ranks if role == "prefill" else self.decode_ranks
+
+    def tensor_parallel(self, role: Role) -> int:
+        return self.prefill_tp if role == "prefill" else self.decode_tp
+
+    @property
+    def num_devices(self) -> int:
+        """Devices over all workers."""
+        prefill = self.prefill_workers * self.prefill_ranks * self.prefill_tp
+        return prefill + self.decode_workers * self.decode_ranks * self.decode_tp
 
     def num_blocks(self, role: Role) -> int:
         return self.prefill_blocks if role == "prefill" else self.decode_blocks
