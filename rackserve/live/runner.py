@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import logging
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
-import msgspec
-
+from rackserve.base.errors import ConfigError
 from rackserve.base.kv_layout import KvLayout
 from rackserve.base.ranges import MAX_COUNT, require_range
 from rackserve.base.step import Step, StepResult
 from rackserve.base.units import MIB
 from rackserve.digest_model import DigestRunner, digest_layout
+from rackserve.model.deepseek_v41.options import RunnerOptions
 from rackserve.model.extra import require_engine
 
+if TYPE_CHECKING:
+    from rackserve.model.parallel import Collectives
+
 MAX_BLOCK_TOKENS = 65_536
+
+MAX_WIDENING = 8
+"""A packed fp4 byte becomes two float32."""
 
 log = logging.getLogger("rackserve.live")
 
@@ -27,18 +33,18 @@ class Runner(Protocol):
     def run(self, step: Step) -> StepResult: ...
 
 
-class RunnerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The model of a rack.
+class RunnerSpec(RunnerOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The model of a rack. The fields of `RunnerOptions` are for deepseek_v41 alone.
 
-    kind          "digest": the toy model, no weights; "llama": a real model on CPU
-    model         name or folder of the model (llama)
+    kind          "digest": the toy model, no weights; "llama" and "deepseek_v41": real models on CPU
+    model         name or folder of the model (llama, deepseek_v41)
     dtype         number format of weights and KV (llama): "bf16" or "fp32"
     block_tokens  token positions per KV block
     vocab_size    token ids (digest)
     window        whether KV has a resume state beside the blocks (digest)
     """
 
-    kind: Literal["digest", "llama"] = "digest"
+    kind: Literal["digest", "llama", "deepseek_v41"] = "digest"
     model: str = "smollm2-135m"
     dtype: Literal["bf16", "fp32"] = "bf16"
     block_tokens: int = 16
@@ -46,8 +52,14 @@ class RunnerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     window: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require_range("runner", self, ("block_tokens",), 1, MAX_BLOCK_TOKENS)
         require_range("runner", self, ("vocab_size",), 1, MAX_COUNT)
+
+    @property
+    def options(self) -> RunnerOptions:
+        """The part a deepseek_v41 engine sees."""
+        return RunnerOptions(**{name: getattr(self, name) for name in RunnerOptions.__struct_fields__})
 
 
 def layout_of(spec: RunnerSpec) -> KvLayout:
@@ -55,42 +67,64 @@ def layout_of(spec: RunnerSpec) -> KvLayout:
     if spec.kind == "digest":
         return digest_layout(spec.block_tokens, window=spec.window)
     from rackserve.model.files import open_model
+
+    files = open_model(spec.model)
+    if spec.kind == "deepseek_v41":
+        from rackserve.model.deepseek_v41 import layout as deepseek_v41
+
+        return deepseek_v41.kv_layout(files.deepseek_v41, spec.block_tokens, spec.resume)
     from rackserve.model.layout import kv_layout
 
-    return kv_layout(open_model(spec.model).config, spec.block_tokens, spec.dtype)
+    return kv_layout(files.llama, spec.block_tokens, spec.dtype)
 
 
 def process_bytes(spec: RunnerSpec) -> int:
-    """About how much memory a rank process takes besides its KV: weights widened to float32, and the libraries."""
+    """About how much memory a rank process takes besides its KV: weights as they are held, and the libraries."""
     if spec.kind == "digest":
         return 50 * MIB
     from rackserve.model.files import open_model
     from rackserve.model.loader.folder import weight_files
 
-    return 400 * MIB + 2 * sum(path.stat().st_size for path in weight_files(open_model(spec.model).path))
+    stored = sum(path.stat().st_size for path in weight_files(open_model(spec.model).path))
+    widening = 2 if spec.kind == "llama" else {"widened": MAX_WIDENING, "stored": 1}[spec.weights]
+    return 400 * MIB + widening * stored
 
 
 def require_packages(spec: RunnerSpec) -> None:
     """ResourceError with the remedy if a package is missing that the model needs to compute; its layout needs none."""
-    if spec.kind == "llama":
-        require_engine()
+    if spec.kind != "digest":
+        require_engine(spec.kind)
 
 
-def open_runner(spec: RunnerSpec, arena: memoryview, num_blocks: int) -> Runner:
+def open_runner(spec: RunnerSpec, arena: memoryview, num_blocks: int, collectives: Collectives | None = None) -> Runner:
     """Load the model for a rank whose KV blocks and window slots live in `arena`. It computes on one thread.
 
-    Logs one line if this machine's matrix products must be cut so that an answer cannot depend on its neighbours.
+    collectives  to the other devices of the group, of which this process then loads and computes its part; None: it is alone.
+    ConfigError if the model cannot be split so. Logs one line if what it computes or how is not the plain thing.
     """
     if spec.kind == "digest":
         return DigestRunner(arena, num_blocks, layout_of(spec), spec.vocab_size)
     import torch
 
     from rackserve.model.files import open_model
+
+    torch.set_num_threads(1)
+    files = open_model(spec.model)
+    if spec.kind == "deepseek_v41":
+        from rackserve.model.deepseek_v41.runner import DeepseekV41Runner
+
+        if spec.synthetic_acceptance:
+            log.warning(
+                "synthetic acceptance of %g tokens a step: this measures speed alone, the output is not the model's",
+                spec.synthetic_acceptance,
+            )
+        return DeepseekV41Runner(files, arena, num_blocks, spec.block_tokens, spec.options, collectives)
+    if collectives is not None and collectives.share.tp_size > 1:
+        raise ConfigError("runner.kind llama cannot be split over devices: set topology.prefill_tp and topology.decode_tp to 1")
     from rackserve.model.products import TILE_ROWS
     from rackserve.model.runner import LlamaRunner
 
-    torch.set_num_threads(1)
-    runner = LlamaRunner(open_model(spec.model), arena, num_blocks, spec.block_tokens, dtype=spec.dtype)
+    runner = LlamaRunner(files, arena, num_blocks, spec.block_tokens, dtype=spec.dtype)
     if runner.products != "direct":
         how = f"in tiles of {TILE_ROWS} rows" if runner.products == "tiled" else "row by row"
         log.warning("matrix products on this CPU round by the number of rows; computing %s, so that answers do not change", how)

@@ -12,11 +12,11 @@ PACKAGES = ("torch", "gguf", "safetensors", "numpy")
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
 
-def require_engine() -> None:
+def require_engine(kind: str = "llama") -> None:
     """ResourceError with the command that mends it if a package of the extra `engine` is not installed."""
     missing = [name for name in PACKAGES if find_spec(name) is None]
     if missing:
         raise ResourceError(
-            f"runner.kind llama needs {', '.join(missing)}: pip install 'rackserve[engine]' "
+            f"runner.kind {kind} needs {', '.join(missing)}: pip install 'rackserve[engine]' "
             f"(without a GPU first: pip install torch --index-url {CPU_INDEX})"
         )

@@ -55,10 +55,10 @@ class LlamaRunner:
         weights: LlamaWeights | None = None,
     ) -> None:
         torch.set_num_threads(1)  # more would split a product differently for each number of rows, and round differently
-        self._config = files.config
-        self.layout = kv_layout(files.config, block_tokens, dtype)
-        self._arena = KvArena(arena, files.config, num_blocks, block_tokens, dtype)
-        self.weights = weights or load_weights(files.path, files.config)
+        self._config = files.llama
+        self.layout = kv_layout(files.llama, block_tokens, dtype)
+        self._arena = KvArena(arena, files.llama, num_blocks, block_tokens, dtype)
+        self.weights = weights or load_weights(files.path, files.llama)
         self._llama = Llama(self.weights, self._arena)
         self._sequences: dict[int, EngineSequence] = {}
 

@@ -61,7 +61,7 @@ def test_a_missing_file_is_named(folder: Path, name: str) -> None:
 
 
 def test_a_model_that_does_not_exist_is_answered_with_what_does() -> None:
-    with pytest.raises(FileFormatError, match=r"no-such-model: no such folder; .* embedded or smollm2-135m"):
+    with pytest.raises(FileFormatError, match=r"no-such-model: no such folder; .* embedded or smollm2-135m or golden"):
         open_model("no-such-model")
 
 
