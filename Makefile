@@ -6,14 +6,18 @@ PYTHON ?= $(or $(shell command -v python3.11),python3)
 TORCH ?= torch==2.13.0
 TORCH_INDEX ?=
 SEEDS ?= 300
+# make demo MODEL=golden: a tiny DeepSeek-V4.1. PARALLEL=tp2 or dep2: two devices a worker.
+MODEL ?= embedded
+PARALLEL ?=
 
 READY := .venv/.ready
 RUN := .venv/bin/python
+DEMO := $(RUN) -m rackserve demo --model $(MODEL) $(if $(PARALLEL),--parallel $(PARALLEL))
 
 .PHONY: demo test lint verify exact swarm bench clean
 
 demo: $(READY)
-	$(RUN) -m rackserve demo
+	$(DEMO)
 
 test: lint
 	$(RUN) -m pytest
@@ -24,10 +28,10 @@ lint: $(READY)
 	$(RUN) -m mypy
 
 verify: $(READY)
-	$(RUN) -m rackserve demo --verify --out runs/verify
+	$(DEMO) --verify --out runs/verify
 
 exact: $(READY)
-	$(RUN) -m rackserve demo --serial --out runs/exact
+	$(DEMO) --serial --out runs/exact
 
 swarm: $(READY)
 	$(RUN) -m rackserve swarm --seeds $(SEEDS)

@@ -25,7 +25,8 @@ from rackserve.bench.trace import read_sessions
 from rackserve.config import Settings, load_settings
 from rackserve.live.recorder import JsonlFile
 from rackserve.live.runner import layout_of
-from rackserve.replay import ASSUMED_COSTS, ReplaySpec, arm_of, replay_live, replay_simulated, show_progress
+from rackserve.model.files import kind_of
+from rackserve.replay import ASSUMED_COSTS, VOCABULARY, ReplaySpec, arm_of, replay_live, replay_simulated, show_progress
 from rackserve.report.compare import Arm, print_comparison
 from rackserve.report.html import write_report
 from rackserve.sim.store import LinkCost
@@ -50,8 +51,10 @@ def print_settings(settings: Settings) -> None:
 
 def serve(options: argparse.Namespace) -> int:
     flags = {"runner.model": options.model, "server.host": options.host, "server.port": options.port}
+    if options.model is not None:
+        flags["runner.kind"] = kind_of(options.model)
     given = [f"{key}={msgspec.json.encode(value).decode()}" for key, value in flags.items() if value is not None]
-    settings = load_settings(options.config, [*options.overrides, *given])
+    settings = load_settings(options.config, [*options.overrides, *given]).sized()
     print_settings(settings)
     return asyncio.run(_serve(settings, options.events))
 
@@ -137,7 +140,8 @@ def _spec(options: argparse.Namespace, label: str, seed: int) -> ReplaySpec:
         f"trace: {trace.describe()}; {flow}, tokens / {options.scale}, pauses / {options.time_scale:g}; seed {seed}", flush=True
     )
     start = (window[0], window[1]) if window else None
-    return ReplaySpec(label, trace, concurrency, options.time_scale, seed, options.serial, recycle, start)
+    low, high = getattr(options, "vocabulary", None) or VOCABULARY
+    return ReplaySpec(label, trace, concurrency, options.time_scale, seed, options.serial, recycle, start, (low, high))
 
 
 def bench(options: argparse.Namespace) -> int:
@@ -196,7 +200,7 @@ async def _first_model(url: str, api_key: str) -> str:
 def simulate(options: argparse.Namespace) -> int:
     if options.out:
         prepare_folder(options.out)
-    settings = load_settings(options.config, options.overrides)
+    settings = load_settings(options.config, options.overrides).sized()
     print_settings(settings)
     costs = read_costs(options.costs) if options.costs else ASSUMED_COSTS
     if not options.costs:

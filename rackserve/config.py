@@ -14,8 +14,14 @@ from rackserve.api.factory import Limits
 from rackserve.assemble import RackConfig
 from rackserve.base.errors import ConfigError, FileFormatError
 from rackserve.base.ranges import MAX_COUNT, MAX_SECONDS, require_range
-from rackserve.live.runner import RunnerSpec
+from rackserve.live.runner import RunnerSpec, layout_of
 from rackserve.live.supervisor import SupervisorConfig
+
+WINDOWS_PER_SEQUENCE = 4
+"""Resume states of one sequence on a rank: the one it began from, and up to three that it stores."""
+
+BLOCKS_PER_WINDOW = 16
+"""KV blocks for each stored resume state: of the blocks of one agent session only few end where somebody resumes."""
 
 
 class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -62,6 +68,22 @@ class Settings(RackConfig, frozen=True, forbid_unknown_fields=True):
     def rack(self) -> RackConfig:
         """The part that nodes see."""
         return RackConfig(**{name: getattr(self, name) for name in RackConfig.__struct_fields__})
+
+    def sized(self) -> Settings:
+        """These settings, with slots for resume state where the topology names none and the model has such state.
+
+        May read the model's configuration.
+        """
+        if self.runner.kind == "llama":
+            return self  # without such state, and its folder may not have been fetched yet
+        layout, topology = layout_of(self.runner), self.topology
+        fewest = min(topology.prefill_blocks, topology.decode_blocks)
+        wanted = {
+            "rank_windows": WINDOWS_PER_SEQUENCE * self.scheduler.max_sequences + fewest // BLOCKS_PER_WINDOW,
+            "segment_windows": topology.segment_blocks // BLOCKS_PER_WINDOW + 1 if topology.pool else 0,
+        }
+        missing = {name: number for name, number in wanted.items() if layout.has_window and not getattr(topology, name)}
+        return msgspec.structs.replace(self, topology=msgspec.structs.replace(topology, **missing))
 
     def as_text(self) -> str:
         """All settings, one `section.key = value` a line, for the head of a run."""

@@ -14,16 +14,17 @@ from rich.progress import Progress
 from rackserve.base.costs import StepCost
 from rackserve.base.errors import RackserveError
 from rackserve.base.kv_layout import KvLayout
-from rackserve.base.topology import Topology
-from rackserve.base.units import blocks_for
+from rackserve.base.topology import ROLES, Topology
 from rackserve.bench.calibrate import calibrate
-from rackserve.bench.demo import demo_trace
+from rackserve.bench.demo import DEMO_SCALE, demo_trace
 from rackserve.bench.records import RecordedEvent, Recording
+from rackserve.bench.scale import ScaledTrace
 from rackserve.commands import link_of, prepare_folder, print_settings, write_costs, write_run
 from rackserve.config import ServerConfig, Settings, load_settings
 from rackserve.live.recorder import Recorded
-from rackserve.live.runner import RunnerSpec, open_runner
+from rackserve.live.runner import RunnerSpec
 from rackserve.replay import (
+    VOCABULARY,
     ReplaySpec,
     arm_of,
     exact_differences,
@@ -35,12 +36,28 @@ from rackserve.replay import (
 )
 from rackserve.report.compare import print_comparison
 from rackserve.sched.scheduler import SchedulerConfig
-from rackserve.verify import TIE, Transcript, compare_with_cold
+from rackserve.verify import TIE, Transcript, check_verifiable, compare_with_cold, open_cold
 
 TIME_SCALE = 100.0
 CONCURRENCY = 8
-"""Live session trees. With a mean context of 593 tokens they want 4,700 tokens of KV, and those with subagents more; the two
-prefill ranks hold 3,300 together, just below the knee at which pinning sessions to ranks begins to cost hits."""
+"""Live session trees."""
+
+
+class Stage(msgspec.Struct, frozen=True):
+    """A model and what it plays: settings for a small rack, how far token counts are divided, and ids to draw prompts from.
+
+    The prefill ranks together hold about 70 % of the KV that the live sessions want, just below the knee at which pinning
+    sessions to ranks begins to cost hits.
+    """
+
+    settings: Settings
+    scale: int
+    vocabulary: tuple[int, int]
+
+    def trace(self) -> ScaledTrace:
+        """The shipped sessions, cut to this model."""
+        return demo_trace(scale=self.scale, time_scale=TIME_SCALE)
+
 
 DEMO_SETTINGS = Settings(
     topology=Topology(prefill_workers=2, decode_workers=1, prefill_blocks=104, decode_blocks=384, segment_blocks=256),
@@ -48,6 +65,37 @@ DEMO_SETTINGS = Settings(
     runner=RunnerSpec(kind="llama", model="embedded", block_tokens=16),
     server=ServerConfig(port=0),
 )
+"""For the embedded model: a mean context of 609 tokens, 1,029 at most."""
+
+GOLDEN_SETTINGS = Settings(
+    topology=Topology(
+        prefill_workers=2,
+        decode_workers=1,
+        prefill_blocks=28,
+        decode_blocks=96,
+        segment_blocks=64,
+        rank_windows=96,
+        segment_windows=64,
+    ),
+    scheduler=SchedulerConfig(max_batched_tokens=256, max_sequences=16, max_steps_in_flight=1, num_draft=5),
+    runner=RunnerSpec(kind="deepseek_v41", model="golden", block_tokens=32),
+    server=ServerConfig(port=0),
+)
+"""For the golden DeepSeek-V4.1 of 1,024 positions: a mean context of 304 tokens, 514 at most. A resume state takes the bytes of
+five blocks, and every request leaves two."""
+
+STAGES = {
+    "embedded": Stage(DEMO_SETTINGS, DEMO_SCALE, VOCABULARY),
+    "golden": Stage(GOLDEN_SETTINGS, 2 * DEMO_SCALE, (3, 500)),
+}
+"""By name of the model. Of the golden one's ids 0 to 2 begin, end and pad, and 500 stands for a token not yet known."""
+
+PARALLEL = {
+    "": (),
+    "tp2": ("topology.prefill_tp=2", "topology.decode_tp=2"),
+    "dep2": ("topology.prefill_ranks=2", "topology.decode_ranks=2"),
+}
+"""Ways to spread each worker over two devices, as settings."""
 
 ARMS = {
     "a: per-rank caches, session affinity": {"topology.pool": False, "router.policy": "session_affinity"},
@@ -57,28 +105,36 @@ ARMS = {
 
 def run_demo(options: argparse.Namespace) -> int:
     """Run the arms for each seed; see `rackserve demo --help`."""
-    base = load_settings(options.config, options.overrides, DEMO_SETTINGS)
+    stage = STAGES[options.model]
+    base = load_settings(None, PARALLEL[options.parallel or ""], stage.settings)
+    base = load_settings(options.config, options.overrides, base).sized()
+    if options.verify:
+        check_verifiable(base)
+    stage = msgspec.structs.replace(stage, settings=base)
     seeds = options.seed or [base.seed]
-    trace = demo_trace(time_scale=TIME_SCALE)
     print_settings(base)
-    print(f"seeds: {', '.join(map(str, seeds))}; trace: {trace.describe()}; concurrency: {options.concurrency or CONCURRENCY}")
+    print(
+        f"seeds: {', '.join(map(str, seeds))}; trace: {stage.trace().describe()}; "
+        f"concurrency: {options.concurrency or CONCURRENCY}"
+    )
     for name, changes in ARMS.items():
         print(f"arm {name}: {', '.join(f'{key} = {value}' for key, value in changes.items())}", flush=True)
     code = 0
     for seed in seeds:
         folder = prepare_folder(f"{options.out}/seed-{seed}" if len(seeds) > 1 else options.out)
-        code = max(code, _Demo(options, base, seed, folder).run())
+        code = max(code, _Demo(options, stage, seed, folder).run())
     return code
 
 
 class _Demo:
     """One seed."""
 
-    def __init__(self, options: argparse.Namespace, base: Settings, seed: int, folder: Path) -> None:
+    def __init__(self, options: argparse.Namespace, stage: Stage, seed: int, folder: Path) -> None:
         self._options = options
         self._seed = seed
         self._folder = folder
-        self._base = base
+        self._stage = stage
+        self._base = stage.settings
         self._arms = dict(list(ARMS.items())[1:]) if options.serial else ARMS
         self._layout: KvLayout | None = None
 
@@ -113,15 +169,26 @@ class _Demo:
         settings = self._settings(name)
         topology = settings.topology
         config = {
+            "model": settings.runner.model,
             "router.policy": settings.router.policy,
-            "topology": f"{topology.prefill_workers} prefill + {topology.decode_workers} decode ranks",
+            "topology": " + ".join(f"{len(topology.ranks(role))} {role} ranks" for role in ROLES),
+            "devices": str(topology.num_devices),
             "blocks per prefill rank": str(topology.prefill_blocks),
             "pool blocks": str(topology.segment_blocks * topology.num_segments),
             "step-time model": "fitted to every second live step of this arm, tested on the others",
         }
-        concurrency = self._options.concurrency or CONCURRENCY
-        trace = demo_trace(time_scale=TIME_SCALE).shuffled(self._seed)
-        return ReplaySpec(name[:1], trace, concurrency, TIME_SCALE, self._seed, self._options.serial, config=config)
+        if settings.runner.synthetic_acceptance:
+            config["synthetic acceptance"] = f"{settings.runner.synthetic_acceptance:g} tokens a step: not the model's output"
+        return ReplaySpec(
+            name[:1],
+            self._stage.trace().shuffled(self._seed),
+            self._options.concurrency or CONCURRENCY,
+            TIME_SCALE,
+            self._seed,
+            self._options.serial,
+            vocabulary=self._stage.vocabulary,
+            config=config,
+        )
 
     async def _live(self) -> tuple[list[Recording], list[Transcript]]:
         """Replay every arm live, one after the other; SIGTERM ends it like Ctrl-C, and neither leaves anything running."""
@@ -187,12 +254,13 @@ class _Demo:
             raise RackserveError("nothing was served")
         answers = [answer for transcript in transcripts for answer in transcript.answers.values()]
         room = max((answer.request.num_tokens + len(answer.tokens) for answer in answers), default=1)
-        num_blocks = blocks_for(room, spec.block_tokens)
-        runner = open_runner(spec, memoryview(bytearray(num_blocks * self._layout.block_bytes)), num_blocks)
         with Progress(console=Console(stderr=True)) as progress:
             task = progress.add_task("cold rank", total=len(answers))
-            differences = compare_with_cold(answers, runner, spec.block_tokens, lambda n: progress.update(task, completed=n))
-        allowed = TIE if spec.dtype == "bf16" else 0.0
+            with open_cold(spec, self._layout, room, self._base.topology.prefill_tp) as runner:
+                differences = compare_with_cold(
+                    answers, runner, spec.block_tokens, lambda done: progress.update(task, completed=done)
+                )
+        allowed = TIE if spec.kind == "llama" and spec.dtype == "bf16" else 0.0
         wrong = {difference.request for difference in differences if difference.gap > allowed}
         ties = {difference.request for difference in differences} - wrong
         incomplete = sum(not answer.complete for answer in answers)

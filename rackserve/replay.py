@@ -49,7 +49,8 @@ ASSUMED_COSTS: dict[str, StepCost] = {
 class ReplaySpec(msgspec.Struct, frozen=True):
     """What is replayed and how. `label` names the arm; `serial` keeps one request in flight over everything.
 
-    `recycle` and `start_window` as in `Replay`: without end, and from a drawn point of each first session.
+    `recycle` and `start_window` as in `Replay`: without end, and from a drawn point of each first session. `vocabulary`: token
+    ids [low, high) that prompts are drawn from.
     """
 
     label: str
@@ -60,6 +61,7 @@ class ReplaySpec(msgspec.Struct, frozen=True):
     serial: bool = False
     recycle: bool = False
     start_window: tuple[float, float] | None = None
+    vocabulary: tuple[int, int] = VOCABULARY
     config: Mapping[str, str] = {}
 
     def plan(self) -> Plan:
@@ -111,7 +113,7 @@ async def replay_live(
 ) -> Recording:
     """Replay against a server; its rack events are the caller's to add. `on_progress` is told how many requests were sent."""
     plan = spec.plan()
-    maker = _Counted(namespace, spec.seed, on_progress)
+    maker = _Counted(namespace, spec, on_progress)
     target = msgspec.convert(
         {"url": url, "model": model, "endpoint": endpoint, "api_key": api_key, "run_deadline_s": run_deadline_s}, Target
     )
@@ -125,8 +127,8 @@ class _Counted(RequestMaker):
 
     __slots__ = ("_count", "_on_progress")
 
-    def __init__(self, namespace: CacheNamespace, seed: int, on_progress: Callable[[int], None] | None) -> None:
-        super().__init__(namespace, vocabulary=VOCABULARY, seed=seed)
+    def __init__(self, namespace: CacheNamespace, spec: ReplaySpec, on_progress: Callable[[int], None] | None) -> None:
+        super().__init__(namespace, vocabulary=spec.vocabulary, seed=spec.seed)
         self._count = 0
         self._on_progress = on_progress
 
@@ -165,7 +167,7 @@ def replay_simulated(
     rack.host.sinks.append(keep)
     plan = spec.plan()
     namespace = CacheNamespace("simulated", "0", layout.block_tokens, layout.fingerprint())
-    maker = RequestMaker(namespace, vocabulary=VOCABULARY, seed=spec.seed)
+    maker = RequestMaker(namespace, vocabulary=spec.vocabulary, seed=spec.seed)
     replayers: list[Replayer] = []
 
     def make(ports: Ports) -> Replayer:

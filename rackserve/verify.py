@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
+from rackserve.base.errors import ConfigError
 from rackserve.base.ids import NodeId
+from rackserve.base.kv_layout import KvLayout
 from rackserve.base.messages import Message, Output, Submit
 from rackserve.base.request import Request
 from rackserve.base.step import ItemResult, Step, StepItem
 from rackserve.base.units import blocks_for
-from rackserve.live.runner import Runner
+from rackserve.config import Settings
+from rackserve.live.runner import Runner, RunnerSpec, open_runner
 from rackserve.ports import Node, Transport
 
 TIE = 0.02
@@ -82,6 +86,27 @@ class Difference:
             f"{self.request}: output {self.index} is {self.served}, cold {self.cold}; "
             f"its logit lies {self.gap:.4f} below the best"
         )
+
+
+def check_verifiable(settings: Settings) -> None:
+    """ConfigError if a cold rank need not say what this rack says."""
+    runner, topology = settings.runner, settings.topology
+    if runner.kind == "deepseek_v41" and runner.resume != "exact":
+        raise ConfigError(f"--verify: runner.resume {runner.resume} is approximate where a prefix is cached; set it to exact")
+    if runner.synthetic_acceptance:
+        raise ConfigError("--verify: with runner.synthetic_acceptance the output is not the model's; set it to 0")
+    if topology.prefill_tp != topology.decode_tp:
+        raise ConfigError(
+            "--verify: sums over more devices round otherwise, so a cold rank can only have one width; set topology.prefill_tp "
+            "and topology.decode_tp to the same"
+        )
+
+
+@contextlib.contextmanager
+def open_cold(spec: RunnerSpec, layout: KvLayout, num_positions: int, tp_size: int = 1) -> Iterator[Runner]:
+    """One rank of `tp_size` devices in this process with room for `num_positions`: no cache, no neighbours, no drafts."""
+    num_blocks = blocks_for(num_positions, layout.block_tokens)
+    yield open_runner(spec, memoryview(bytearray(num_blocks * layout.block_bytes)), num_blocks)
 
 
 def compare_with_cold(

@@ -50,7 +50,7 @@ def test_a_simulation_tells_its_settings_and_seed_first_and_leaves_a_report(
     assert main(["simulate", *DIGEST, *SMALL, "--set", "seed=7", "--out", str(out)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("settings") and "  seed: 7" in lines
-    assert any(line.startswith('  runner: kind="digest" ') for line in lines)
+    assert any(line.startswith("  runner: ") and ' kind="digest" ' in line for line in lines)
     assert any("not calibrated" in line for line in lines)
     (trace_line,) = (line for line in lines if line.startswith("trace: 1 sessions"))
     assert trace_line.endswith("seed 7") and lines.index(trace_line) > lines.index("  seed: 7")

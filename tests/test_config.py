@@ -10,6 +10,7 @@ from rackserve.assemble import RackConfig
 from rackserve.base.errors import ConfigError, FileFormatError
 from rackserve.base.topology import Topology
 from rackserve.config import ServerConfig, Settings, load_settings
+from rackserve.live.runner import RunnerSpec, layout_of
 
 
 def test_without_anything_settings_are_the_defaults() -> None:
@@ -23,6 +24,24 @@ def test_overrides_win_over_the_file_and_the_file_over_the_base(tmp_path: Path) 
     settings = load_settings(str(path), ["topology.prefill_blocks=9"], base)
     assert settings.seed == 2
     assert settings.topology == msgspec.structs.replace(base.topology, decode_workers=5, prefill_blocks=9)
+
+
+def test_slots_for_resume_state_are_there_without_being_asked_for_where_the_model_has_such_state() -> None:
+    topology = Topology(prefill_blocks=64, decode_blocks=160, segment_blocks=32)
+    spec = RunnerSpec(window=True)
+    sized = Settings(topology=topology, runner=spec).sized()
+    assert sized.topology.rank_windows == 4 * sized.scheduler.max_sequences + 4 and sized.topology.segment_windows == 3
+    sized.check_layout(layout_of(spec))
+    assert sized.sized() == sized
+    mine = Settings(topology=msgspec.structs.replace(topology, rank_windows=7), runner=spec).sized().topology
+    assert (mine.rank_windows, mine.segment_windows) == (7, 3)
+    alone = Settings(topology=msgspec.structs.replace(topology, pool=False), runner=spec).sized().topology
+    assert alone.segment_windows == 0
+
+
+@pytest.mark.parametrize("spec", [RunnerSpec(), RunnerSpec(kind="llama", model="no-such-model")])
+def test_a_model_without_resume_state_gets_no_slots(spec: RunnerSpec) -> None:
+    assert Settings(runner=spec).sized() == Settings(runner=spec)
 
 
 def test_of_two_overrides_of_a_key_the_later_one_counts() -> None:

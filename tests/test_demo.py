@@ -6,23 +6,24 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from rackserve.bench.demo import demo_trace
 from rackserve.bench.records import Recording, RequestRecord, RunInfo
 from rackserve.cli import parser
 from rackserve.config import Settings, load_settings
-from rackserve.demo import ARMS, DEMO_SETTINGS, TIME_SCALE, _Demo
+from rackserve.demo import ARMS, DEMO_SETTINGS, PARALLEL, STAGES, TIME_SCALE, _Demo
 from rackserve.digest_model import cold_output, digest_layout
 from rackserve.live.runner import RunnerSpec
+from rackserve.model.files import open_model
 from rackserve.replay import ReplaySpec
 from rackserve.text.tokenizer import pack
 from rackserve.verify import Answer, Transcript
 from tests.test_verify import request
 
 
-def demo(*arguments: str, base: Settings = DEMO_SETTINGS, folder: Path = Path("nowhere")) -> _Demo:
+def demo(*arguments: str, base: Settings | None = None, folder: Path = Path("nowhere")) -> _Demo:
     options = parser().parse_args(["demo", *arguments])
     assert isinstance(options, argparse.Namespace)
-    return _Demo(options, base, 42, folder)
+    stage = STAGES[options.model]
+    return _Demo(options, stage if base is None else msgspec.structs.replace(stage, settings=base), 42, folder)
 
 
 def test_the_arms_differ_in_pool_and_policy_alone() -> None:
@@ -62,10 +63,34 @@ def test_options_reach_the_replay() -> None:
     assert [key[:1] for key in demo("--serial")._arms] == ["b"]
 
 
-def test_every_request_of_the_demo_fits_every_rank() -> None:
-    topology, block_tokens = DEMO_SETTINGS.topology, DEMO_SETTINGS.runner.block_tokens
+def test_each_model_is_asked_in_its_own_tokens() -> None:
+    name = list(ARMS)[-1]
+    spec = demo("--model", "golden")._spec(name)
+    assert (spec.vocabulary, spec.config["model"]) == ((3, 500), "golden")
+    assert demo()._spec(name).vocabulary == STAGES["embedded"].vocabulary
+
+
+def test_synthetic_acceptance_is_written_where_the_figures_are() -> None:
+    base = load_settings(None, ["runner.synthetic_acceptance=3.5"], STAGES["golden"].settings)
+    name = list(ARMS)[-1]
+    assert demo("--model", "golden", base=base)._spec(name).config["synthetic acceptance"].startswith("3.5 tokens a step: not")
+    assert "synthetic acceptance" not in demo("--model", "golden")._spec(name).config
+
+
+@pytest.mark.parametrize(("parallel", "devices", "ranks"), [("", 3, 2), ("tp2", 6, 2), ("dep2", 6, 4)])
+def test_parallel_spreads_every_worker_over_two_devices(parallel: str, devices: int, ranks: int) -> None:
+    topology = load_settings(None, PARALLEL[parallel], DEMO_SETTINGS).topology
+    assert (topology.num_devices, len(topology.ranks("prefill"))) == (devices, ranks)
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_every_request_of_the_demo_fits_every_rank_and_the_model(name: str) -> None:
+    stage = STAGES[name]
+    topology, block_tokens = stage.settings.topology, stage.settings.runner.block_tokens
     room = min(topology.prefill_blocks, topology.decode_blocks) * block_tokens
-    spec = ReplaySpec("x", demo_trace(time_scale=TIME_SCALE), 1, TIME_SCALE, serial=True)
+    if name == "golden":
+        room = min(room, open_model(name).config.max_positions)
+    spec = ReplaySpec("x", stage.trace(), 1, TIME_SCALE, serial=True)
     plan = spec.plan()
     plan.start(0)
     longest = 0

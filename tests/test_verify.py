@@ -1,18 +1,23 @@
 from __future__ import annotations
 
 import math
+import re
 from array import array
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rackserve.base.errors import ConfigError
 from rackserve.base.ids import FRONTEND, NodeId
 from rackserve.base.messages import Cancel, Message, Output, Submit
 from rackserve.base.request import Request
 from rackserve.base.step import ItemResult, Step, StepResult, TokenLogprobs
+from rackserve.config import load_settings
+from rackserve.demo import GOLDEN_SETTINGS
 from rackserve.digest_model import DigestRunner, cold_output, digest_layout
-from rackserve.verify import Answer, Difference, Transcript, compare_with_cold
+from rackserve.live.runner import RunnerSpec
+from rackserve.verify import Answer, Difference, Transcript, check_verifiable, compare_with_cold, open_cold
 
 BLOCK_TOKENS = 4
 
@@ -70,6 +75,30 @@ def test_an_answer_is_complete_only_if_it_ended_by_itself(finish: str | None, co
     transcript.around_transport(Kept()).send(FRONTEND, Submit(request("r", [1]), "api"))
     transcript.around_node(Kept()).handle(Output("r", 0, (1,), finish=finish, error=None if finish else "unavailable"))
     assert transcript.answers["r"].complete is complete
+
+
+# ---------------------------------------------------------------- what can be compared
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ("runner.resume=bounded_replay", "runner.resume bounded_replay is approximate"),
+        ("runner.synthetic_acceptance=2", "runner.synthetic_acceptance the output is not the model's"),
+        ("topology.decode_tp=2", "set topology.prefill_tp and topology.decode_tp to the same"),
+    ],
+)
+def test_a_rack_that_a_cold_rank_cannot_stand_for_is_refused_before_it_runs(change: str, says: str) -> None:
+    check_verifiable(GOLDEN_SETTINGS)
+    with pytest.raises(ConfigError, match=f"--verify: .*{re.escape(says)}"):
+        check_verifiable(load_settings(None, [change], GOLDEN_SETTINGS))
+
+
+def test_a_cold_rank_has_room_for_the_longest_answer() -> None:
+    spec = RunnerSpec(block_tokens=BLOCK_TOKENS)
+    answers = [served("a", list(range(BLOCK_TOKENS)), 1), served("b", [1, 2], 3)]
+    with open_cold(spec, digest_layout(BLOCK_TOKENS), BLOCK_TOKENS + 1) as runner:
+        assert compare_with_cold(answers, runner, BLOCK_TOKENS) == []
 
 
 # ---------------------------------------------------------------- comparison

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -61,6 +61,14 @@ class ModelFiles(msgspec.Struct, frozen=True):
     def revision(self) -> str:
         """Hex digest that changes with every byte of the weights and the config. May read all of them."""
         return self.known_revision or _digest(self.path)
+
+
+def kind_of(name_or_path: str) -> Literal["llama", "deepseek_v41"]:
+    """Which kind of model that is, by its configuration alone; "llama" if there is none: opening it says what is missing."""
+    path = (GOLDEN_FOLDER if name_or_path == GOLDEN_NAME else Path(name_or_path)) / "config.json"
+    if name_or_path in EMBEDDED_NAMES or not path.is_file():
+        return "llama"
+    return "deepseek_v41" if read_json(path).get("model_type") == MODEL_TYPE else "llama"
 
 
 def open_model(name_or_path: str) -> ModelFiles:
