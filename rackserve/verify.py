@@ -106,7 +106,17 @@ def check_verifiable(settings: Settings) -> None:
 def open_cold(spec: RunnerSpec, layout: KvLayout, num_positions: int, tp_size: int = 1) -> Iterator[Runner]:
     """One rank of `tp_size` devices in this process with room for `num_positions`: no cache, no neighbours, no drafts."""
     num_blocks = blocks_for(num_positions, layout.block_tokens)
-    yield open_runner(spec, memoryview(bytearray(num_blocks * layout.block_bytes)), num_blocks)
+    arena = memoryview(bytearray(num_blocks * layout.block_bytes))
+    if tp_size == 1:
+        yield open_runner(spec, arena, num_blocks)
+        return
+    from rackserve.model.thread_group import ThreadGroup
+
+    group = ThreadGroup(tp_size, lambda collectives: open_runner(spec, arena, num_blocks, collectives))
+    try:
+        yield group
+    finally:
+        group.close()
 
 
 def compare_with_cold(
