@@ -1,4 +1,4 @@
-"""A tensor-parallel rank inside one process, a thread per device: slow, and to the bit what its devices compute as processes."""
+"""A tensor-parallel rank inside one process, a thread per device: slow, and to the bit what device processes compute."""
 
 from __future__ import annotations
 
