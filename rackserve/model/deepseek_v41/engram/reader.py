@@ -1,0 +1,170 @@
+"""Rows for a step, fetched while something else is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+
+import msgspec
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rackserve.base.errors import ResourceError
+from rackserve.model.deepseek_v41.config import DeepseekV41Config
+from rackserve.model.deepseek_v41.engram.hot_rows import HotRows
+from rackserve.model.deepseek_v41.engram.links import MappedLink, RowLink
+from rackserve.model.deepseek_v41.engram.ngrams import Addresses
+from rackserve.model.deepseek_v41.engram.tables import Location, RowIds, Rows, dequantise, open_tables, row_bytes
+from rackserve.pool.shards import Shards
+
+LIMIT_S = 30.0
+"""How long a step waits for its rows; longer than a link waits for its owner, so that the error says which owner it was."""
+
+
+class RowCounts(msgspec.Struct, frozen=True):
+    """What a reader has done. `hits` and `misses` count the distinct rows of each call, `uses` their repetitions as well."""
+
+    uses: int
+    hits: int
+    misses: int
+    fetched_bytes: tuple[int, ...]
+    """Per shard."""
+
+
+class PendingRows:
+    """Rows on their way."""
+
+    __slots__ = ("_limit_s", "_tables")
+
+    def __init__(self, tables: Mapping[int, Future[Tensor]], limit_s: float) -> None:
+        self._tables, self._limit_s = tables, limit_s
+
+    def rows(self, layer: int) -> Tensor:
+        """float32 [T, columns * dim], columns in the order of the addresses. Waits for them, but no longer than the limit.
+
+        ResourceError if they are not there by then, or cannot be fetched.
+        """
+        try:
+            return self._tables[layer].result(self._limit_s)
+        except TimeoutError as error:
+            raise ResourceError(
+                f"Engram rows of layer {layer} are not there after {self._limit_s:g} s; read them from faster storage, or use "
+                "smaller steps"
+            ) from error
+        except CancelledError as error:
+            raise ResourceError(f"Engram rows of layer {layer} were given up: their reader was closed") from error
+
+
+class EngramReader:
+    """Reads rows of the tables of `num_rows` by layer, cut over `links` in their order (link i owns shard i of every table).
+
+    dim       values of a row
+    hot_rows  rows of each table that are kept near, 0 for none; pays where links cross machines
+    limit_s   how long `PendingRows.rows` waits
+
+    One thread at a time may use it; a thread per table fetches.
+    """
+
+    __slots__ = ("_limit_s", "_links", "_tables")
+
+    def __init__(
+        self,
+        num_rows: Mapping[int, int],
+        links: Sequence[RowLink],
+        dim: int,
+        hot_rows: int = 0,
+        limit_s: float = LIMIT_S,
+    ) -> None:
+        self._links, self._limit_s = tuple(links), limit_s
+        self._tables = {layer: _TableReader(layer, rows, self._links, dim, hot_rows) for layer, rows in num_rows.items()}
+
+    def begin(self, addresses: Mapping[int, Addresses]) -> PendingRows:
+        """Start to fetch the rows at `addresses`, int64 [T, columns] by layer, T of 0 included. Returns at once."""
+        return PendingRows({layer: self._tables[layer].begin(wanted) for layer, wanted in addresses.items()}, self._limit_s)
+
+    def counts(self) -> RowCounts:
+        """Over all tables since the beginning."""
+        tables = self._tables.values()
+        fetched = [sum(table.fetched_bytes[shard] for table in tables) for shard in range(len(self._links))]
+        return RowCounts(
+            sum(table.uses for table in tables),
+            sum(table.hits for table in tables),
+            sum(table.misses for table in tables),
+            tuple(fetched),
+        )
+
+    @property
+    def hit_rate(self) -> float:
+        """Part of the distinct rows of calls that were kept near; 0 before the first."""
+        counts = self.counts()
+        return counts.hits / max(counts.hits + counts.misses, 1)
+
+    def close(self) -> None:
+        """Give up what is pending, let go of the links, end the threads."""
+        for table in self._tables.values():
+            table.stop()
+        for link in self._links:
+            link.close()
+        for table in self._tables.values():
+            table.join()
+
+
+class _TableReader:
+    """One layer's table: its thread, which alone uses its hot rows and counts."""
+
+    __slots__ = ("_dim", "_hot", "_layer", "_links", "_shards", "_thread", "fetched_bytes", "hits", "misses", "uses")
+
+    def __init__(self, layer: int, num_rows: int, links: Sequence[RowLink], dim: int, hot_rows: int) -> None:
+        self._layer, self._links, self._dim = layer, links, dim
+        self._shards = Shards(num_rows, len(links))
+        self._hot = HotRows(hot_rows, row_bytes(dim))
+        self._thread = ThreadPoolExecutor(1, f"engram {layer}")
+        self.uses = self.hits = self.misses = 0
+        self.fetched_bytes = [0] * len(links)
+
+    def begin(self, addresses: Addresses) -> Future[Tensor]:
+        return self._thread.submit(self._read, addresses)
+
+    def stop(self) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def join(self) -> None:
+        self._thread.shutdown()
+
+    def _read(self, addresses: Addresses) -> Tensor:
+        """float32 [T, columns * dim]."""
+        ids, places = np.unique(addresses, return_inverse=True)
+        rows = np.empty((len(ids), row_bytes(self._dim)), np.uint8)
+        missing = self._hot.fill(ids, rows)
+        self.uses += addresses.size
+        self.hits += len(ids) - len(missing)
+        self.misses += len(missing)
+        self._fetch(ids[missing], rows, missing)
+        self._hot.keep(ids[missing], rows, missing)
+        values = dequantise(rows, self._dim).take(places.reshape(-1), 0)
+        return torch.from_numpy(values.reshape(len(addresses), addresses.shape[1] * self._dim))
+
+    def _fetch(self, ids: RowIds, rows: Rows, places: NDArray[np.intp]) -> None:
+        """Write the row of ids[i] to rows[places[i]]. `ids` rise; all their owners are asked before any answer is awaited."""
+        asked = [
+            (shard, places[part], self._links[shard].fetch(self._layer, ids[part])) for shard, part in self._shards.cut(ids)
+        ]
+        for shard, at, take in asked:
+            found = take()
+            rows[at] = found
+            self.fetched_bytes[shard] += found.nbytes
+
+
+def open_engram(
+    location: Callable[[str], Location], config: DeepseekV41Config, num_shards: int = 1, hot_rows: int = 0
+) -> EngramReader:
+    """A reader of the tables of a checkpoint on this machine; `location` says where the checkpoint holds a tensor.
+
+    FileFormatError if a table does not fit `config`.
+    """
+    tables = open_tables(location, config)
+    links = [MappedLink(tables, num_shards, shard) for shard in range(num_shards)]
+    num_rows = {layer: table.num_rows for layer, table in tables.items()}
+    return EngramReader(num_rows, links, config.engram_head_dim, hot_rows)
