@@ -1,0 +1,180 @@
+"""One device's engine for a DeepSeek-V4.1 model: turns a `Step` into a `StepResult`, all items in one pass over the weights."""
+
+from __future__ import annotations
+
+import array
+from collections.abc import Sequence
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from rackserve.base.errors import InvariantError
+from rackserve.base.step import ItemResult, Step, StepItem, StepResult
+from rackserve.model.deepseek_v41.backbone import Backbone
+from rackserve.model.deepseek_v41.dspark import Drafts, DSpark
+from rackserve.model.deepseek_v41.engram.ngrams import NgramHash
+from rackserve.model.deepseek_v41.engram.reader import open_engram
+from rackserve.model.deepseek_v41.engram.vocabulary import token_map
+from rackserve.model.deepseek_v41.layout import kv_layout
+from rackserve.model.deepseek_v41.linear import Linear, choose_products
+from rackserve.model.deepseek_v41.options import RunnerOptions
+from rackserve.model.deepseek_v41.reads import StepReads
+from rackserve.model.deepseek_v41.spans import Span
+from rackserve.model.deepseek_v41.speculation import Speculation, drafts_for
+from rackserve.model.deepseek_v41.state import Arena, Proposal, SequenceState
+from rackserve.model.deepseek_v41.weights import load_weights
+from rackserve.model.files import ModelFiles
+from rackserve.model.parallel import Alone, Collectives
+from rackserve.model.sampler import token_logprobs
+
+
+class DeepseekV41Runner:
+    """Runs steps over blocks and window slots that lie in `arena`, whoever wrote them: this process, a fetch or a push.
+
+    arena        writable memory of at least `num_blocks` blocks of `layout`, then window slots; mapped while the runner lives
+    collectives  to the other devices of the group, which must run a step whenever this one does; None: it is alone
+
+    A token depends on its sequence alone: not on chunks, batch, cached prefix or neighbours, and where state is restored
+    exactly, not on where it was computed. That needs torch to run on one thread, which is set here for the process.
+
+    FileFormatError if weights are missing or misshapen, ConfigError if the model cannot be split so, InvariantError if the
+    arena does not fit.
+    """
+
+    def __init__(
+        self,
+        files: ModelFiles,
+        arena: memoryview,
+        num_blocks: int,
+        block_tokens: int,
+        options: RunnerOptions | None = None,
+        collectives: Collectives | None = None,
+    ) -> None:
+        torch.set_num_threads(1)  # more would split a product differently for each number of rows, and round differently
+        options, self._collectives = options or RunnerOptions(), collectives or Alone()
+        self._config = config = files.deepseek_v41
+        self.layout = kv_layout(config, block_tokens, options.resume)
+        self._arena = Arena(config, self.layout, arena, num_blocks)
+        weights = load_weights(files.path, config, self._collectives.share, options.weights)
+        linear = Linear(choose_products(config, weights), round_inputs=options.activation_rounding)
+        self._backbone = Backbone(config, weights, self._arena, linear, self._collectives)
+        self._dspark = DSpark(config, weights, self._backbone.embedding, linear, self._collectives)
+        self._speculation = Speculation(self._dspark, config.dspark_block_size, options)
+        self._ngrams = NgramHash(config, token_map(files.path, config))
+        self.engram = open_engram(weights.checkpoint.location, config, options.engram_shards, options.engram_hot_rows)
+        self._sequences: dict[int, SequenceState] = {}
+
+    def run(self, step: Step) -> StepResult:
+        """Compute `step`. InvariantError if it names positions, blocks, slots or tokens that cannot be; nothing changes then."""
+        for number in step.retired:
+            self._sequences.pop(number, None)
+        tokens = [self._tokens_of(item) for item in step.items]
+        for item in step.items:
+            self._check(item)
+        states = [self._state_of(item) for item in step.items]
+        return StepResult(step.dp_rank, tuple(self._compute(step.items, tokens, states)))
+
+    @torch.inference_mode()
+    def _compute(self, items: Sequence[StepItem], tokens: list[list[int]], states: list[SequenceState]) -> list[ItemResult]:
+        reads = StepReads(self._ngrams, self.engram, tokens, [state.history for state in states])
+        drafts: list[Drafts | None] = [None] * len(items)
+        if self._collectives.any(any(drafts_for(item) for item in items)):
+            drafts = self._speculation.draft(items, [ids[-1] for ids in tokens], states)
+        drawn = [[] if found is None else found.tokens for found in drafts]
+        reads.extend(drawn)
+        rows = [[*ids, *more] for ids, more in zip(tokens, drawn, strict=True)]
+        firsts = [0, *accumulate(map(len, rows))]
+        spans = [
+            Span(state, item.start, len(ids), first, item.replayed, item.full_from)
+            for item, state, ids, first in zip(items, states, rows, firsts, strict=False)
+        ]
+        done = self._backbone.forward([token for ids in rows for token in ids], spans, reads)
+        ends = [first + item.num_tokens for first, item in zip(firsts, items, strict=False)]
+        wanted = [range(end - 1, end + len(more)) for item, end, more in zip(items, ends, drawn, strict=True) if item.sample]
+        sampled = done.place[[row for part in wanted for row in part]]
+        logits = iter(self._backbone.logits(done.hidden[sampled]).split([len(part) for part in wanted]) if wanted else ())
+        results = [
+            self._result(item, next(logits) if item.sample else None, found) for item, found in zip(items, drafts, strict=True)
+        ]
+        self._keep(items, states, done.proposals, results)
+        return results
+
+    def _result(self, item: StepItem, logits: Tensor | None, drafts: Drafts | None) -> ItemResult:
+        """Tokens of an item, from the logits [k + 1, vocab] of its last token and its k drafts."""
+        if logits is None:
+            return ItemResult(item.sequence, ())
+        if not bool(logits.isfinite().all()):
+            raise InvariantError(f"sequence {item.sequence}: logits are not finite; a block was read before its KV was written")
+        output = self._speculation.stand(item, logits, drafts)
+        shares = zip(logits, output, strict=False) if item.logprobs >= 0 else ()
+        return ItemResult(
+            item.sequence,
+            tuple(output),
+            tuple(token_logprobs(row, token, item.logprobs) for row, token in shares),
+            len(drafts.tokens) if drafts else 0,
+        )
+
+    def _keep(
+        self, items: Sequence[StepItem], states: list[SequenceState], proposals: list[Proposal], results: list[ItemResult]
+    ) -> None:
+        """Take in the state of the positions that stand, and store it where the step says."""
+        ends = [
+            item.start + item.num_tokens + max(0, len(result.tokens) - 1) for item, result in zip(items, results, strict=True)
+        ]
+        self._dspark.learn(proposals, [end - item.start for item, end in zip(items, ends, strict=True)])
+        for item, state, proposal, result, end in zip(items, states, proposals, results, ends, strict=True):
+            at = item.start + item.num_tokens if item.snapshot_at < 0 else item.snapshot_at
+            if item.snapshot >= 0 and at <= end:
+                state.commit(proposal, at)
+                state.store(self._arena.slot(item.snapshot))
+            state.commit(proposal, end)
+            if result.tokens:
+                state.last_token = result.tokens[-1]
+
+    # ------------------------------------------------------------ what a step says
+
+    def _tokens_of(self, item: StepItem) -> list[int]:
+        """Ids of the item's positions; without any, the token sampled last for its sequence."""
+        known = self._sequences.get(item.sequence)
+        tokens = array.array("i", item.tokens).tolist() if item.tokens else [known.last_token if known else -1]
+        if len(tokens) != item.num_tokens:
+            raise InvariantError(f"sequence {item.sequence}: {len(tokens)} tokens given for {item.num_tokens} positions")
+        if min(tokens) < 0 or max(tokens) >= self._config.vocab_size:
+            source = "its tokens lie outside the vocabulary" if item.tokens else "no token was sampled to continue from"
+            raise InvariantError(f"sequence {item.sequence}: {source}")
+        return tokens
+
+    def _check(self, item: StepItem) -> None:
+        """InvariantError if the item does not continue its sequence, or does not fit its blocks."""
+        known = self._sequences.get(item.sequence)
+        start, end, sequence = item.start, item.start + item.num_tokens, item.sequence
+        for slot in (item.restore, item.snapshot):
+            if slot >= 0:
+                self._arena.slot(slot)
+        num_blocks = len(item.new_blocks) + (len(known.blocks) if known else 0)
+        last = end + (min(item.num_draft, self._config.dspark_block_size) if drafts_for(item) else 0)
+        if start < 0 or last > min(num_blocks * self._arena.block_tokens, self._config.max_positions):
+            room = f"{num_blocks} blocks of {self._arena.block_tokens} and the model's {self._config.max_positions} positions"
+            raise InvariantError(f"sequence {sequence}: positions [{start}, {last}) do not fit {room}")
+        if any(not 0 <= block < self._arena.num_blocks for block in item.new_blocks):
+            raise InvariantError(f"sequence {sequence}: block ids {item.new_blocks} exceed {self._arena.num_blocks} blocks")
+        if known is None and start and item.restore < 0 and not item.replayed:
+            raise InvariantError(f"sequence {sequence} begins at position {start} with no state to resume from")
+        if known is not None and item.restore < 0 and known.length != start:
+            raise InvariantError(f"sequence {sequence} stands at position {known.length}, its item begins at {start}")
+
+    def _state_of(self, item: StepItem) -> SequenceState:
+        """The sequence's state as of the start of the item, with the item's blocks."""
+        state = self._sequences.get(item.sequence)
+        history = array.array("i", item.history).tolist()
+        if state is None:
+            state = self._sequences[item.sequence] = SequenceState(self._config)
+            state.begin(item.start, history)
+        if item.restore >= 0:
+            state.restore(self._arena.slot(item.restore), item.start, history)
+        state.blocks += item.new_blocks
+        if item.full_from > item.start:
+            decoder = state.valid[self._config.first_decoder_layer :]
+            decoder.clamp_(min=item.full_from)
+        return state
