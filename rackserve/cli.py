@@ -23,6 +23,7 @@ def parser() -> argparse.ArgumentParser:
     _add_bench(commands.add_parser("bench", help="replay agent sessions against any OpenAI-compatible endpoint"))
     _add_simulate(commands.add_parser("simulate", help="replay agent sessions on a simulated rack"))
     _add_swarm(commands.add_parser("swarm", help="run random small racks with faults in simulation and check every law"))
+    _add_plan_memory(commands.add_parser("plan-memory", help="what a DeepSeek-V4.1 model takes, in all and on each device"))
     return main_parser
 
 
@@ -143,6 +144,34 @@ def _add_swarm(command: argparse.ArgumentParser) -> None:
     command.add_argument("--seed", type=int, help="run this one alone and describe it")
 
 
+def _add_plan_memory(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--config",
+        metavar="FILE",
+        help="the model's config.json or its folder (default: deepseek-v4.1-flash, which is shipped)",
+    )
+    command.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="A.B=C",
+        dest="overrides",
+        help="one setting, such as topology.prefill_tp=8",
+    )
+    device = command.add_mutually_exclusive_group()
+    device.add_argument("--device-memory", metavar="SIZE", help="refuse what does not fit: 141GB, 80GiB or a number of bytes")
+    device.add_argument("--device", metavar="NAME", help="the same by a device's name, such as h200")
+    command.add_argument(
+        "--usable", type=_number(0.01, 1), default=1.0, metavar="SHARE", help="share of that memory to plan with (default 1)"
+    )
+    command.add_argument(
+        "--engram-shards",
+        type=_at_least(0),
+        metavar="N",
+        help="devices that share the Engram tables (default: those of a group; 0: tables outside the devices)",
+    )
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; expected failures become one line on standard error and an exit code."""
     options = parser().parse_args(arguments)
@@ -160,6 +189,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
+    if options.command == "plan-memory":  # needs far less than the others
+        from rackserve.plan_memory import plan_memory
+
+        return plan_memory(options)
+
     from rackserve import commands, demo
 
     run = {

@@ -6,6 +6,7 @@ import json
 import mmap
 import struct
 from collections.abc import Iterator
+from itertools import pairwise
 from math import prod
 from pathlib import Path
 from typing import Any, NoReturn
@@ -152,8 +153,8 @@ def _parse(path: Path, header: bytes) -> Iterator[tuple[str, Any]]:
     def distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         fields = dict(pairs)
         if len(fields) < len(pairs):
-            names = [name for name, _ in pairs]
-            raise ValueError(f"{next(name for name in names if names.count(name) > 1)} comes twice")
+            names = sorted(name for name, _ in pairs)
+            raise ValueError(f"{next(name for name, after in pairwise(names) if name == after)} comes twice")
         return fields
 
     try:
@@ -193,11 +194,12 @@ def _counts(value: Any) -> tuple[int, ...] | None:
 
 def _check_extent(path: Path, entries: dict[str, Entry], begin: int, size: int) -> None:
     """The tensors must follow each other from `begin` to the end of the file."""
-    last = "the header"
-    for name, entry in sorted(entries.items(), key=lambda item: (item[1].offset, item[1].num_bytes)):
+    last, ordered = "the header", sorted(entries.items(), key=lambda item: (item[1].offset, item[1].num_bytes))
+    for name, entry in ordered:
         if entry.offset + entry.num_bytes > size:
             missing = entry.offset + entry.num_bytes - size
             _refuse(path, f"truncated: tensor {name} reaches {missing} bytes beyond the end of the file ({size} bytes)")
+    for name, entry in ordered:
         if entry.offset < begin:
             _refuse(path, f"tensor {name} overlaps {last} by {begin - entry.offset} bytes")
         if entry.offset > begin:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -13,11 +13,10 @@ from torch import Tensor
 from rackserve.model.deepseek_v41.checkpoint import Checkpoint, open_checkpoint
 from rackserve.model.deepseek_v41.config import DeepseekV41Config
 from rackserve.model.deepseek_v41.inventory import TILE, owned, require_width
+from rackserve.model.deepseek_v41.options import WeightMemory
 from rackserve.model.parallel import Share
 
 WHOLE = Share()
-
-WeightMemory = Literal["widened", "stored"]
 
 DTYPES = {
     "F8_E4M3": torch.float8_e4m3fn,
@@ -112,6 +111,10 @@ class Weights:
     def matrix(self, name: str) -> Matrix:
         """A linear layer's weight, such as `layers.3.attn.wq_a`, `layers.3.ffn.experts.5.w1` or `head`."""
         return self._matrices[name]
+
+    def matrices(self) -> Iterable[Matrix]:
+        """All linear layers' weights this device holds."""
+        return self._matrices.values()
 
     def vector(self, name: str) -> Tensor:
         """What is no linear layer's weight, float32 as shaped in the checkpoint: norms, sinks, biases, stream mixes."""
