@@ -6,16 +6,15 @@ import queue
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable
 from functools import partial
 
 from rackserve.base.errors import InvariantError
 from rackserve.base.ids import NodeId
 from rackserve.base.messages import EngineFailed, Message, StepFinished
-from rackserve.base.step import GroupStep
+from rackserve.base.step import GroupStep, StepResult
 from rackserve.base.units import Time
 from rackserve.live.host import LiveHost
-from rackserve.live.runner import Runner
 
 MAX_IN_FLIGHT = 2
 
@@ -23,15 +22,19 @@ MAX_IN_FLIGHT = 2
 class ThreadEngine:
     """Engine port of worker `node`: runs group steps one after the other on a thread of its own.
 
-    `runners[i]` computes `step.steps[i]`. `steps_done` and `step_started_ns` (0: no step is running) tell how it gets on.
+    `run` gives the results of all `num_ranks` ranks; an exception fails the step.
+    `steps_done` and `step_started_ns` (0: no step is running) tell how it gets on.
     """
 
-    __slots__ = ("_host", "_in_flight", "_node", "_queue", "_runners", "_thread", "step_started_ns", "steps_done")
+    __slots__ = ("_host", "_in_flight", "_node", "_num_ranks", "_queue", "_run", "_thread", "step_started_ns", "steps_done")
 
-    def __init__(self, host: LiveHost, node: NodeId, runners: Sequence[Runner]) -> None:
+    def __init__(
+        self, host: LiveHost, node: NodeId, num_ranks: int, run: Callable[[GroupStep], tuple[StepResult, ...]]
+    ) -> None:
         self._host = host
         self._node = node
-        self._runners = tuple(runners)
+        self._num_ranks = num_ranks
+        self._run = run
         self._in_flight = 0
         self._queue: queue.SimpleQueue[GroupStep | None] = queue.SimpleQueue()
         self.steps_done = 0
@@ -42,8 +45,8 @@ class ThreadEngine:
     def start(self, step: GroupStep) -> None:
         if self._in_flight >= MAX_IN_FLIGHT:
             raise InvariantError(f"step {step.number} was started with {self._in_flight} steps in flight")
-        if len(step.steps) != len(self._runners):
-            raise InvariantError(f"step {step.number} has {len(step.steps)} parts for a group of {len(self._runners)}")
+        if len(step.steps) != self._num_ranks:
+            raise InvariantError(f"step {step.number} has {len(step.steps)} parts for a group of {self._num_ranks}")
         self._in_flight += 1
         self._queue.put(step)
 
@@ -57,8 +60,7 @@ class ThreadEngine:
             self.step_started_ns = begin = time.monotonic_ns()
             message: Message
             try:
-                results = tuple(runner.run(part) for runner, part in zip(self._runners, step.steps, strict=True))
-                message = StepFinished(step.number, results, time.monotonic_ns() - begin)
+                message = StepFinished(step.number, self._run(step), time.monotonic_ns() - begin)
             except Exception as error:
                 traceback.print_exc()
                 message = EngineFailed(step.number, f"{type(error).__name__}: {error}")

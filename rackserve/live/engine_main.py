@@ -1,13 +1,13 @@
 """A rank process: one worker node with its engine and store, started as `python -m rackserve.live.engine_main`.
 
-It ends with the control process in any case: the kernel kills it when its parent dies, and a thread leaves at the end of the
-standard input. Exit codes: 0 asked to stop or control process gone, 70 a handler raised (text on standard error).
+It is device 0 of its worker and leads the others, if there are any. It ends with the control process in any case: the kernel
+kills it when its parent dies, and a thread leaves at the end of the standard input. Exit codes: 0 asked to stop or control
+process gone, 70 a handler raised or a device of the worker was lost (text on standard error).
 """
 
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import os
 import signal
 import sys
@@ -24,11 +24,12 @@ from rackserve.base.ids import NodeId
 from rackserve.base.messages import Message, RankDown, RankUp
 from rackserve.live.clock import LiveClock
 from rackserve.live.engine import ThreadEngine
+from rackserve.live.group import Group
 from rackserve.live.host import LiveHost
+from rackserve.live.launch import CRASHED, end_with_parent
 from rackserve.live.rank_spec import BEAT_CHANNEL, BEAT_PERIOD_S, READY_CHANNEL, REGIONS_CHANNEL, Beat, RankSpec
 from rackserve.live.recorder import BatchRecorder
-from rackserve.live.regions import RegionFile, map_region
-from rackserve.live.runner import Runner, open_runner
+from rackserve.live.regions import RegionFile
 from rackserve.live.store import SharedStore
 from rackserve.live.transport import CONTROL, LiveTransport, Wire
 from rackserve.nodes.ports import Ports
@@ -36,8 +37,6 @@ from rackserve.ports import Node
 
 BuildNode = Callable[[RankSpec, Ports], Node]
 
-CRASHED = 70
-PR_SET_PDEATHSIG = 1
 LINGER_MS = 200
 
 
@@ -48,15 +47,14 @@ def build_from_config(spec: RankSpec, ports: Ports) -> Node:
 
 def main(build: BuildNode = build_from_config) -> None:
     """Be the rank process that the first line of standard input describes. Does not return before the end of the process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal group; the control process decides
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent()
     line = _read_line()
     threading.Thread(target=_leave_with_parent, name="parent", daemon=True).start()
     sys.setswitchinterval(1e-3)  # the loop must get its turn while the engine thread computes in Python
     try:
         spec = msgspec.json.decode(line, type=RankSpec)
-        runner = _open_runner(spec)
-        asyncio.run(_serve(spec, runner, build))
+        group = _open_group(spec)
+        asyncio.run(_serve(spec, group, build))
     except BaseException:
         traceback.print_exc()
         sys.stderr.flush()
@@ -64,11 +62,10 @@ def main(build: BuildNode = build_from_config) -> None:
     os._exit(0)  # the engine thread may be busy for long; nobody waits for its result
 
 
-def _open_runner(spec: RankSpec) -> Runner:
-    """The model over the rank's arena. An error a person can mend ends the process with its text and exit code."""
+def _open_group(spec: RankSpec) -> Group:
+    """The model over the arenas of all ranks. An error a person can mend ends the process with its text and exit code."""
     try:
-        own = next(file for file in spec.regions if file.name == spec.arena)
-        return open_runner(spec.runner, map_region(own).memory, own.shape.num_slots)
+        return Group(spec)
     except RackserveError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
         os._exit(error.exit_code)
@@ -113,7 +110,7 @@ class _Peers:
         self._store.set_regions(self._decoder.decode(payload))
 
 
-async def _serve(spec: RankSpec, runner: Runner, build: BuildNode) -> None:
+async def _serve(spec: RankSpec, group: Group, build: BuildNode) -> None:
     """Run the node until SIGTERM. Raises what a handler raised."""
     loop = asyncio.get_running_loop()
     end: asyncio.Future[None] = loop.create_future()
@@ -125,7 +122,7 @@ async def _serve(spec: RankSpec, runner: Runner, build: BuildNode) -> None:
     host = LiveHost(loop, finish)
     store = SharedStore(host, spec.worker)
     store.set_regions(spec.regions)
-    engine = ThreadEngine(host, spec.worker, (runner,))
+    engine = ThreadEngine(host, spec.worker, spec.num_ranks, group.run)
     peers = _Peers(store)
 
     def record_drop(to: NodeId, message: str, reason: str) -> None:
@@ -144,7 +141,7 @@ async def _serve(spec: RankSpec, runner: Runner, build: BuildNode) -> None:
         wire.send_raw(CONTROL, BEAT_CHANNEL, msgspec.msgpack.encode(Beat(engine.steps_done, engine.step_started_ns)))
         loop.call_later(BEAT_PERIOD_S, beat)
 
-    wire.send_raw(CONTROL, READY_CHANNEL, b"")
+    wire.send_raw(CONTROL, READY_CHANNEL, msgspec.msgpack.encode(group.pids))
     beat()
     try:
         await end

@@ -1,8 +1,9 @@
-"""One child process of the control process: its start, its last words, its end."""
+"""Child processes: how one is started and watched, its last words, its end, and how a child sees to it that it ends in time."""
 
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 import signal
 import subprocess
@@ -16,14 +17,33 @@ from rackserve.base.errors import ResourceError
 TAIL_LINES = 20
 LINE_LIMIT = 4096
 
+CRASHED = 70
+"""Exit code of a process of ours that failed for a reason nobody foresaw; the text is on its standard error."""
+
+LINGER_S = 5.0
+"""How long the end of a process waits for the children it left; the kernel ends them at the same time."""
+
+PR_SET_PDEATHSIG = 1
+
+
+def end_with_parent() -> None:
+    """Have the kernel kill this process when the thread that started it ends, and leave Ctrl-C to the control process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it reaches the whole terminal group
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def how_it_ended(code: int) -> str:
+    return f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
+
 
 class RankProcess:
     """A running rank process. `exited` gets its exit code (negative: the signal) once it is reaped and can touch nothing more.
 
+    Nor can its own children: they share its output, and `exited` waits until nobody holds that any more.
     What it prints goes to our standard error, marked with `label`; the last lines are kept for error texts.
     """
 
-    __slots__ = ("_label", "_loop", "_output", "_partial", "_pidfd", "_popen", "_tail", "exited")
+    __slots__ = ("_label", "_loop", "_open", "_output", "_partial", "_pidfd", "_popen", "_tail", "exited")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, command: Sequence[str], line: bytes, label: str) -> None:
         """Start `command` and write `line` to its standard input, which stays open until the process or we end.
@@ -35,6 +55,7 @@ class RankProcess:
         self._label = label
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
         self._partial = b""
+        self._open = True
         self.exited: asyncio.Future[int] = loop.create_future()
         self._output, child_output = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(self._output, False)
@@ -89,7 +110,7 @@ class RankProcess:
             self._popen.stdin.flush()
 
     def _read(self) -> None:
-        """Take what there is to read. At the end of the output nothing comes any more; `_reap` follows."""
+        """Take what there is to read. After the end of the output nothing comes any more."""
         with suppress(BlockingIOError):
             while chunk := os.read(self._output, 1 << 16):
                 *lines, self._partial = (self._partial + chunk).split(b"\n")
@@ -98,7 +119,10 @@ class RankProcess:
                     self._partial = b""
                 for line in lines:
                     self._say(line)
+            self._open = False
             self._loop.remove_reader(self._output)
+            if self._popen.returncode is not None:
+                self._finish()
 
     def _say(self, line: bytes) -> None:
         text = line[:LINE_LIMIT].decode(errors="replace").rstrip()
@@ -106,16 +130,23 @@ class RankProcess:
         print(f"[{self._label}] {text}", file=sys.stderr)
 
     def _reap(self) -> None:
-        code = self._popen.wait()
+        self._popen.wait()
         self._loop.remove_reader(self._pidfd)
         os.close(self._pidfd)
-        self._read()
-        if self._partial:
-            self._say(self._partial)
-        self._loop.remove_reader(self._output)
-        os.close(self._output)
         if self._popen.stdin is not None:
             with suppress(BrokenPipeError):
                 self._popen.stdin.close()
-        if not self.exited.done():
-            self.exited.set_result(code)
+        if self._open:
+            self._loop.call_later(LINGER_S, self._finish)
+            self._read()
+        else:
+            self._finish()
+
+    def _finish(self) -> None:
+        if self.exited.done():
+            return
+        self._loop.remove_reader(self._output)
+        os.close(self._output)
+        if self._partial:
+            self._say(self._partial)
+        self.exited.set_result(self._popen.returncode)

@@ -8,11 +8,9 @@ from collections.abc import Sequence
 from types import TracebackType
 
 from rackserve.assemble import RackConfig, build_frontend, build_pool, build_router
-from rackserve.base.errors import ConfigError
 from rackserve.base.events import MessageDropped
 from rackserve.base.ids import FRONTEND, POOL, ROUTER, SUPERVISOR, NodeId
 from rackserve.base.kv_layout import KvLayout
-from rackserve.base.topology import ROLES, Topology
 from rackserve.live.clock import LiveClock
 from rackserve.live.host import LiveHost
 from rackserve.live.rank_spec import RankSpec
@@ -43,8 +41,7 @@ class LiveRack:
         supervisor: SupervisorConfig | None = None,
         command: Sequence[str] = ENGINE_COMMAND,
     ) -> None:
-        """`command` starts a rank process. ConfigError for what the live host cannot run, ResourceError if packages lack."""
-        refuse_groups(config.topology)
+        """`command` starts a rank process. ResourceError if packages lack."""
         require_packages(runner)
         self._config = config
         self._runner = runner
@@ -82,7 +79,9 @@ class LiveRack:
             self.add_node(ROUTER, build_router(self._config, self.layout, self.ports_for(ROUTER)))
             if self._config.topology.pool:
                 self.add_node(POOL, build_pool(self._config, self.layout, self.ports_for(POOL)))
-            await self._supervisor.start(await asyncio.to_thread(process_bytes, self._runner))
+            # as if each device held the whole model, which those of a group do not
+            model_bytes = await asyncio.to_thread(process_bytes, self._runner)
+            await self._supervisor.start(model_bytes * self._config.topology.num_devices)
         except BaseException:
             await self._close()
             self._raise_failure()
@@ -113,7 +112,7 @@ class LiveRack:
 
     @property
     def pids(self) -> dict[NodeId, int]:
-        """Process ids of the ranks that run."""
+        """Process ids of the workers that run: of the one that leads the worker's devices (see `RankStatus.devices`)."""
         return {rank.worker: rank.pid for rank in self.status() if rank.pid}
 
     @property
@@ -153,13 +152,3 @@ class LiveRack:
 
     def _record_drop(self, to: NodeId, message: str, reason: str) -> None:
         self._fan_out.record(CONTROL, MessageDropped(to, message, reason))
-
-
-def refuse_groups(topology: Topology) -> None:
-    """Raise ConfigError if a worker has more than one rank: this host runs one process per rank and no collectives."""
-    for role in ROLES:
-        if topology.group_size(role) != 1:
-            raise ConfigError(
-                f"topology.{role}_ranks is {topology.group_size(role)}: the live host runs workers of one rank; "
-                "simulate this topology instead, or set it to 1"
-            )

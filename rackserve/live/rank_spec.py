@@ -15,7 +15,7 @@ from rackserve.live.runner import RunnerSpec
 from rackserve.live.transport import Meeting
 
 READY_CHANNEL = "#ready"
-"""rank -> control: the worker node is built and listens. Empty payload."""
+"""rank -> control: the worker node is built and listens. Process ids of its devices, as msgpack of tuple[int, ...]."""
 
 BEAT_CHANNEL = "#beat"
 """rank -> control: a `Beat`."""
@@ -26,8 +26,18 @@ REGIONS_CHANNEL = "#regions"
 BEAT_PERIOD_S = 0.5
 
 
+class Limits(msgspec.Struct, frozen=True):
+    """Seconds that the supervisor gives a rank process (see `SupervisorConfig`), for what it must itself watch over."""
+
+    ready: float = 300.0
+    heartbeat: float = 10.0
+    step: float = 300.0
+
+
 class RankSpec(msgspec.Struct, frozen=True):
-    """A rank process: sent as one line of JSON on its standard input, which stays open as long as the control process lives."""
+    """The process that leads a worker: sent as one line of JSON on its standard input, which stays open as long as the control
+    process lives.
+    """
 
     worker: NodeId
     role: Role
@@ -37,6 +47,7 @@ class RankSpec(msgspec.Struct, frozen=True):
     layout: KvLayout
     runner: RunnerSpec
     config: RackConfig
+    limits: Limits = Limits()
 
     @property
     def workers(self) -> tuple[NodeId, ...]:
@@ -44,9 +55,22 @@ class RankSpec(msgspec.Struct, frozen=True):
         return tuple(worker for role in ROLES for worker in self.config.topology.workers(role))
 
     @property
-    def arena(self) -> Region:
-        """The region that holds the rank's own KV."""
-        return arena_region(Rank(self.worker), self.incarnation)
+    def tp_size(self) -> int:
+        """Devices that compute one rank of the worker together."""
+        return self.config.topology.tensor_parallel(self.role)
+
+    @property
+    def num_ranks(self) -> int:
+        return self.config.topology.group_size(self.role)
+
+    @property
+    def num_devices(self) -> int:
+        """Devices of the worker, rank after rank; each is a process, and device 0 leads."""
+        return self.num_ranks * self.tp_size
+
+    def arena(self, dp_rank: int) -> Region:
+        """The region that holds the KV of a rank of the worker."""
+        return arena_region(Rank(self.worker, dp_rank), self.incarnation)
 
 
 class Beat(msgspec.Struct, frozen=True, array_like=True):

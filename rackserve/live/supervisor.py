@@ -21,8 +21,8 @@ from rackserve.base.topology import ROLES, Role
 from rackserve.base.transfer import arena_region, segment_region
 from rackserve.base.units import Time, to_ns, to_seconds
 from rackserve.live.host import LiveHost
-from rackserve.live.launch import RankProcess
-from rackserve.live.rank_spec import BEAT_CHANNEL, BEAT_PERIOD_S, READY_CHANNEL, REGIONS_CHANNEL, Beat, RankSpec
+from rackserve.live.launch import RankProcess, how_it_ended
+from rackserve.live.rank_spec import BEAT_CHANNEL, BEAT_PERIOD_S, READY_CHANNEL, REGIONS_CHANNEL, Beat, Limits, RankSpec
 from rackserve.live.regions import RegionOwner, RegionShape, check_memory
 from rackserve.live.transport import Wire
 from rackserve.ports import Recorder
@@ -61,12 +61,13 @@ class SupervisorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RankStatus(msgspec.Struct, frozen=True):
-    """What is known of one rank. Ages are in seconds; -1 if there is nothing to measure from.
+    """What is known of one worker. Ages are in seconds; -1 if there is nothing to measure from.
 
     state       "starting", "up", "down" (to be restarted), "failed" (too many restarts) or "stopped"
     beat_age    since its last sign of life
     step_age    since the start of the step it computes now
     steps_done  by this incarnation
+    devices     process ids of its devices, the leading one (`pid`) first; known once it is ready
     """
 
     worker: NodeId
@@ -78,16 +79,19 @@ class RankStatus(msgspec.Struct, frozen=True):
     beat_age: float
     step_age: float
     steps_done: int
+    devices: tuple[int, ...] = ()
 
 
 @dataclass(slots=True, eq=False)
 class _Supervised:
-    rank: Rank
+    worker: NodeId
     role: Role
+    ranks: tuple[Rank, ...]
     segment: int = -1
     state: str = "down"
     incarnation: int = 0
     process: RankProcess | None = None
+    devices: tuple[int, ...] = ()
     ready: asyncio.Future[None] | None = None
     beat: Beat | None = None
     beat_ns: Time = 0
@@ -96,10 +100,11 @@ class _Supervised:
 
 
 class Supervisor:
-    """Node `supervisor` of the control process, and the keeper of its rank processes.
+    """Node `supervisor` of the control process, and the keeper of its rank processes: one per worker, which leads its devices.
 
-    A rank is announced as down only when its process has been reaped, so it can write nowhere any more. Its memory and its
-    tray's pool segment go with it: the next incarnation gets a new arena and joins the pool with a new segment number.
+    The ranks of a worker start and end together. They are announced as down only when the process has been reaped, so that
+    they can write nowhere any more. Their memory and their tray's pool segment go with them: the next incarnation gets new
+    arenas and joins the pool with a new segment number.
     """
 
     def __init__(
@@ -113,7 +118,7 @@ class Supervisor:
         config: SupervisorConfig | None = None,
         command: Sequence[str] = ENGINE_COMMAND,
     ) -> None:
-        """`template`: the spec of every rank but for worker, role, incarnation and regions."""
+        """`template`: the spec of every rank process but for worker, role, incarnation, regions and limits."""
         self._loop = loop
         self._host = host
         self._wire = wire
@@ -129,7 +134,8 @@ class Supervisor:
         self._ranks: dict[NodeId, _Supervised] = {}
         for role in ROLES:
             for worker in topology.workers(role):
-                self._ranks[worker] = _Supervised(Rank(worker), role)
+                ranks = tuple(Rank(worker, dp_rank) for dp_rank in range(topology.group_size(role)))
+                self._ranks[worker] = _Supervised(worker, role, ranks)
         wire.listen(READY_CHANNEL, self._on_ready)
         wire.listen(BEAT_CHANNEL, self._on_beat)
         host.add(SUPERVISOR, self)
@@ -143,11 +149,11 @@ class Supervisor:
     async def start(self, model_bytes: int) -> None:
         """Start all ranks and announce them once all are ready. Raises ResourceError with the reason if one does not start.
 
-        `model_bytes`: what each rank process takes besides its KV.
+        `model_bytes`: what all devices together take besides their KV.
         """
-        shapes = [self._arena_shape(rank) for rank in self._ranks.values()]
+        shapes = [self._arena_shape(rank.role) for rank in self._ranks.values() for _ in rank.ranks]
         shapes += [self._segment_shape()] * self._topology.num_segments
-        check_memory(sum(shape.num_bytes for shape in shapes), model_bytes * len(self._ranks))
+        check_memory(sum(shape.num_bytes for shape in shapes), model_bytes)
         for rank in self._ranks.values():
             self._spawn(rank)
         await asyncio.gather(*(self._await_ready(rank) for rank in self._ranks.values()))
@@ -189,7 +195,7 @@ class Supervisor:
         now, beat = time.monotonic_ns(), rank.beat
         alive = rank.process is not None and not rank.process.exited.done()
         return RankStatus(
-            rank.rank.worker,
+            rank.worker,
             rank.role,
             rank.state,
             rank.process.pid if rank.process is not None and alive else 0,
@@ -198,12 +204,13 @@ class Supervisor:
             to_seconds(now - rank.beat_ns) if beat else -1.0,
             to_seconds(now - beat.step_started_ns) if beat and beat.step_started_ns else -1.0,
             beat.steps_done if beat else 0,
+            rank.devices if alive else (),
         )
 
-    # ------------------------------------------------------------ start and end of one rank
+    # ------------------------------------------------------------ start and end of one worker
 
-    def _arena_shape(self, rank: _Supervised) -> RegionShape:
-        return RegionShape.of(self._template.layout, self._topology.num_blocks(rank.role), self._topology.rank_windows)
+    def _arena_shape(self, role: Role) -> RegionShape:
+        return RegionShape.of(self._template.layout, self._topology.num_blocks(role), self._topology.rank_windows)
 
     def _segment_shape(self) -> RegionShape:
         return RegionShape.of(self._template.layout, self._topology.segment_blocks, self._topology.segment_windows)
@@ -211,18 +218,23 @@ class Supervisor:
     def _spawn(self, rank: _Supervised) -> None:
         """Start the next incarnation. Raises ResourceError if there is no memory for it."""
         rank.incarnation += 1
-        worker = rank.rank.worker
-        self._regions.create(arena_region(rank.rank, rank.incarnation), self._arena_shape(rank))
+        for one in rank.ranks:
+            self._regions.create(arena_region(one, rank.incarnation), self._arena_shape(rank.role))
         if self._topology.pool:
             rank.segment = self._next_segment
             self._next_segment += 1
             self._regions.create(segment_region(rank.segment), self._segment_shape())
         spec = msgspec.structs.replace(
-            self._template, worker=worker, role=rank.role, incarnation=rank.incarnation, regions=self._regions.table()
+            self._template,
+            worker=rank.worker,
+            role=rank.role,
+            incarnation=rank.incarnation,
+            regions=self._regions.table(),
+            limits=Limits(self._config.ready, self._config.heartbeat, self._config.step),
         )
         rank.ready = self._loop.create_future()
         rank.beat = None
-        rank.process = RankProcess(self._loop, self._command, msgspec.json.encode(spec), worker)
+        rank.process = RankProcess(self._loop, self._command, msgspec.json.encode(spec), rank.worker)
         self._change(rank, "starting")
 
     async def _await_ready(self, rank: _Supervised) -> None:
@@ -240,11 +252,12 @@ class Supervisor:
             await asyncio.wait((process.exited,))
         self._release(rank)
         self._change(rank, "down")
-        raise ResourceError(f"rank {rank.rank.worker} {problem}; its last lines:\n{process.tail()}")
+        raise ResourceError(f"rank {rank.worker} {problem}; its last lines:\n{process.tail()}")
 
     def _release(self, rank: _Supervised) -> None:
         """Drop the memory of an ended incarnation."""
-        self._regions.drop(arena_region(rank.rank, rank.incarnation))
+        for one in rank.ranks:
+            self._regions.drop(arena_region(one, rank.incarnation))
         if rank.segment >= 0:
             self._regions.drop(segment_region(rank.segment))
 
@@ -252,12 +265,12 @@ class Supervisor:
         """Restart `rank` whenever it ends, until it has ended too often."""
         while rank.process is not None:
             await asyncio.wait((rank.process.exited,))
-            log.warning("rank %s %s; starting it again", rank.rank.worker, _how_it_ended(rank.process.exited.result()))
+            log.warning("rank %s %s; starting it again", rank.worker, how_it_ended(rank.process.exited.result()))
             self._announce_down(rank)
             while rank.state != "starting":
                 pause = self._restart_pause(rank)
                 if pause < 0:
-                    log.error("rank %s ended too often and stays down", rank.rank.worker)
+                    log.error("rank %s ended too often and stays down", rank.worker)
                     self._change(rank, "failed")
                     return
                 await asyncio.sleep(pause)
@@ -265,9 +278,9 @@ class Supervisor:
                     self._spawn(rank)
                     await self._await_ready(rank)
                 except (RackserveError, OSError) as error:  # OSError: the machine is short of something, such as descriptors
-                    log.error("rank %s was not started again: %s", rank.rank.worker, error)
+                    log.error("rank %s was not started again: %s", rank.worker, error)
                     self._release(rank)
-            log.warning("rank %s is up again (incarnation %d)", rank.rank.worker, rank.incarnation)
+            log.warning("rank %s is up again (incarnation %d)", rank.worker, rank.incarnation)
             self._announce_up(rank)
 
     def _restart_pause(self, rank: _Supervised) -> float:
@@ -288,27 +301,30 @@ class Supervisor:
     # ------------------------------------------------------------ announcements
 
     def _announce_up(self, rank: _Supervised) -> None:
-        """Tell the rank who else is up, and everyone else that the rank is. It knows all memory before anyone may name it."""
-        worker = rank.rank.worker
+        """Tell the worker who else is up, and everyone else that it is. It knows all memory before anyone may name it."""
+        worker = rank.worker
         others = [other for other in self._ranks.values() if other.state == "up"]
         rank.beat_ns = time.monotonic_ns()
         self._wire.peer_up(worker, rank.incarnation)
         self._change(rank, "up")
         self._share_regions()
         for other in others:
-            self._wire.send(SUPERVISOR, worker, RankUp(other.rank, other.role, other.incarnation))
-        self._broadcast(RankUp(rank.rank, rank.role, rank.incarnation), but=worker)
+            for one in other.ranks:
+                self._wire.send(SUPERVISOR, worker, RankUp(one, other.role, other.incarnation))
+        for one in rank.ranks:
+            self._broadcast(RankUp(one, rank.role, rank.incarnation), but=worker)
         if rank.segment >= 0:
             shape = self._segment_shape()
-            joined = SegmentJoined(rank.segment, shape.num_slots, shape.num_window_slots, rank.rank)
+            joined = SegmentJoined(rank.segment, shape.num_slots, shape.num_window_slots, rank.ranks[0])
             self._wire.send(SUPERVISOR, POOL, joined)
 
     def _announce_down(self, rank: _Supervised) -> None:
-        self._wire.peer_down(rank.rank.worker, rank.incarnation)
+        self._wire.peer_down(rank.worker, rank.incarnation)
         self._release(rank)
         self._change(rank, "down")
         self._share_regions()
-        self._broadcast(RankDown(rank.rank, rank.incarnation), but=rank.rank.worker)
+        for one in rank.ranks:
+            self._broadcast(RankDown(one, rank.incarnation), but=rank.worker)
         if rank.segment >= 0:
             self._wire.send(SUPERVISOR, POOL, SegmentLost(rank.segment))
 
@@ -316,26 +332,28 @@ class Supervisor:
         table = msgspec.msgpack.encode(self._regions.table())
         for rank in self._ranks.values():
             if rank.state == "up":
-                self._wire.send_raw(rank.rank.worker, REGIONS_CHANNEL, table)
+                self._wire.send_raw(rank.worker, REGIONS_CHANNEL, table)
 
     def _broadcast(self, message: Message, but: NodeId) -> None:
         for node in (ROUTER, POOL):
             if self._host.has(node):
                 self._wire.send(SUPERVISOR, node, message)
         for rank in self._ranks.values():
-            if rank.state == "up" and rank.rank.worker != but:
-                self._wire.send(SUPERVISOR, rank.rank.worker, message)
+            if rank.state == "up" and rank.worker != but:
+                self._wire.send(SUPERVISOR, rank.worker, message)
 
     def _change(self, rank: _Supervised, state: str) -> None:
         if rank.state != state:
             rank.state = state
-            self._recorder.record(RankChanged(rank.rank, state, rank.incarnation))
+            for one in rank.ranks:
+                self._recorder.record(RankChanged(one, state, rank.incarnation))
 
     # ------------------------------------------------------------ signs of life
 
     def _on_ready(self, process: str, incarnation: int, payload: bytes) -> None:
         rank = self._ranks.get(process)
         if rank is not None and rank.incarnation == incarnation and rank.ready is not None and not rank.ready.done():
+            rank.devices = msgspec.msgpack.decode(payload, type=tuple[int, ...])
             rank.ready.set_result(None)
 
     def _on_beat(self, process: str, incarnation: int, payload: bytes) -> None:
@@ -360,7 +378,7 @@ class Supervisor:
                     rank.process.kill()
 
     def _is_stuck(self, rank: _Supervised, now: Time) -> bool:
-        worker, beat = rank.rank.worker, rank.beat
+        worker, beat = rank.worker, rank.beat
         if now - rank.beat_ns > to_ns(self._config.heartbeat):
             log.error("rank %s gave no sign of life for %g s", worker, self._config.heartbeat)
             return True
@@ -368,7 +386,3 @@ class Supervisor:
             log.error("rank %s computes one step for more than %g s", worker, self._config.step)
             return True
         return False
-
-
-def _how_it_ended(code: int) -> str:
-    return f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"

@@ -40,7 +40,7 @@ def trial(test: Callable[[ThreadEngine, GatedRunner, Listener], Awaitable[None]]
     async def run() -> None:
         host, node, runner = LiveHost(asyncio.get_running_loop(), pytest.fail), Listener(), GatedRunner()
         host.add("prefill0", node)
-        engine = ThreadEngine(host, "prefill0", (runner,))
+        engine = ThreadEngine(host, "prefill0", 1, lambda step: (runner.run(step.steps[0]),))
         try:
             await test(engine, runner, node)
         finally:

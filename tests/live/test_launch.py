@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import sys
 
 import pytest
 
 from rackserve.base.errors import ResourceError
+from rackserve.live import launch
 from rackserve.live.launch import TAIL_LINES, RankProcess
 
 
@@ -44,6 +47,29 @@ def test_standard_input_stays_open_until_the_process_is_told_to_end() -> None:
         process.kill()
         assert await asyncio.wait_for(process.exited, 10) == -9
         assert process.tail() == "    (it printed nothing)"
+
+    asyncio.run(trial())
+
+
+def test_the_end_of_a_process_waits_for_its_children_and_their_last_words(capsys: pytest.CaptureFixture[str]) -> None:
+    async def trial() -> None:
+        child = "import sys; sys.stdin.read(); print('the child')"
+        code = f"import subprocess, sys; subprocess.Popen([sys.executable, '-S', '-c', {child!r}], stdin=subprocess.PIPE)"
+        process = RankProcess(asyncio.get_running_loop(), python(code), b"", "x")
+        assert await asyncio.wait_for(process.exited, 10) == 0
+        assert process.tail() == "    the child"
+
+    asyncio.run(trial())
+
+
+def test_a_child_that_stays_does_not_hold_up_the_end_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def trial() -> None:
+        monkeypatch.setattr(launch, "LINGER_S", 0.05)
+        child = "import signal; signal.pause()"
+        code = f"import subprocess, sys; print(subprocess.Popen([sys.executable, '-S', '-c', {child!r}]).pid)"
+        process = RankProcess(asyncio.get_running_loop(), python(code), b"", "x")
+        assert await asyncio.wait_for(process.exited, 10) == 0
+        os.kill(int(process.tail()), signal.SIGKILL)
 
     asyncio.run(trial())
 

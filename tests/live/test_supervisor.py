@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 
+import msgspec
 import pytest
 
 from rackserve.base.errors import ConfigError, ResourceError
@@ -16,6 +17,7 @@ from rackserve.base.events import RankChanged
 from rackserve.base.ids import Rank
 from rackserve.base.messages import Drain, Drained, Message, RankDown, RankUp, SegmentJoined, SegmentLost
 from rackserve.base.topology import Topology
+from rackserve.digest_model import digest_layout
 from rackserve.live import regions
 from rackserve.live import supervisor as supervisor_module
 from rackserve.live.rank_spec import BEAT_PERIOD_S
@@ -193,6 +195,21 @@ def test_too_much_memory_is_refused_before_anything_starts(monkeypatch: pytest.M
     asyncio.run(run())
 
 
+def test_the_arenas_of_all_ranks_of_a_group_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    topology = Topology(prefill_workers=1, decode_workers=1, prefill_ranks=3, prefill_blocks=8, decode_blocks=4, pool=False)
+    needed = (3 * 8 + 4) * digest_layout(4).block_bytes
+    monkeypatch.setattr(regions, "available_bytes", lambda proc, cgroups: needed - 1)
+
+    async def run() -> None:
+        async with tiny_rack(topology, start=False) as rack:
+            with pytest.raises(ResourceError, match="KV needs"):
+                await rack.supervisor.start(0)
+            monkeypatch.setattr(regions, "available_bytes", lambda proc, cgroups: needed)
+            await rack.supervisor.start(0)
+
+    asyncio.run(run())
+
+
 def test_without_a_pool_there_are_no_segments() -> None:
     async def test(rack: TinyRack) -> None:
         await until(lambda: len(supervision(rack, "router")) == 2)
@@ -200,6 +217,35 @@ def test_without_a_pool_there_are_no_segments() -> None:
         assert not [m for m in rack.nodes["pool"].messages if isinstance(m, SegmentJoined)]
 
     trial(test, topology=Topology(prefill_workers=1, decode_workers=1, prefill_blocks=4, decode_blocks=4, pool=False))
+
+
+def test_the_ranks_of_a_group_come_and_go_together_each_with_its_own_memory_and_one_segment() -> None:
+    ranks = [Rank("decode0", dp_rank) for dp_rank in range(3)]
+    arenas = {f"arena/decode0.{dp_rank}" for dp_rank in range(3)}
+
+    async def test(rack: TinyRack) -> None:
+        await until(lambda: len(supervision(rack, "pool")) == 6)
+        ups: list[Message] = [RankUp(P, "prefill", 1), *(RankUp(rank, "decode", 1) for rank in ranks)]
+        assert supervision(rack, "router") == ups
+        assert SegmentJoined(1, 4, 0, D) in supervision(rack, "pool")
+        assert {file.name for file in rack.regions.table()} == {
+            "arena/prefill0.0#1", "segment/0", "segment/1", *(f"{arena}#1" for arena in arenas)
+        }  # fmt: skip
+        await until(lambda: rack.nodes["api"].texts.count("prefill0: RankUp decode0 1") == 3)
+        leader, *followers = rack.supervisor.status()[1].devices
+        assert leader == rack.pid("decode0") and len(followers) == 2
+        os.kill(followers[1], signal.SIGKILL)
+        await until(lambda: len(supervision(rack, "router")) == 10)
+        assert supervision(rack, "router")[4:] == [
+            *(RankDown(rank, 1) for rank in ranks),
+            *(RankUp(rank, "decode", 2) for rank in ranks),
+        ]
+        assert {file.name for file in rack.regions.table() if file.name.startswith("arena/decode")} == {
+            f"{arena}#2" for arena in arenas
+        }
+        assert all(has_ended(pid) for pid in (leader, *followers))
+
+    trial(test, topology=msgspec.structs.replace(SMALL, decode_ranks=3))
 
 
 def test_draining_waits_for_the_frontend_but_not_for_ever() -> None:
