@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import codecs
 
-from rackserve.text.tokenizer import Tokenizer
+from rackserve.text.tokenizer import Vocabulary
 
 _utf8 = codecs.getincrementaldecoder("utf-8")
 
 
 class Detokenizer:
-    """The text of one growing answer. All pieces from `feed` and `flush`, joined, equal `Tokenizer.decode` of all ids."""
+    """The text of one growing answer. All pieces from `feed` and `flush`, joined, equal `Vocabulary.decode` of all ids."""
 
     __slots__ = ("_decoder", "_tokenizer")
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Vocabulary) -> None:
         self._tokenizer = tokenizer
         self._decoder = _utf8("replace")
 

@@ -6,7 +6,7 @@ import sys
 from array import array
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 from tokenizers import Tokenizer as Backend
@@ -53,6 +53,27 @@ def _characters() -> dict[str, int]:
 _BYTE_OF = _characters()
 
 
+class Piece(NamedTuple):
+    """Part of a prompt. `ours`: the template wrote it, so special tokens in it count; else it came from the client."""
+
+    text: str
+    ours: bool
+
+
+class Vocabulary(Protocol):
+    """What serving needs of a model's text side; see `Tokenizer` for what each means."""
+
+    vocab_size: int
+    special_ids: frozenset[int]
+    eos_ids: tuple[int, ...]
+
+    def encode(self, text: str, *, specials: bool = False) -> bytes: ...
+    def encode_pieces(self, pieces: Iterable[Piece]) -> bytes: ...
+    def token_id(self, token: str) -> int | None: ...
+    def piece(self, token_id: int) -> bytes: ...
+    def decode(self, ids: Iterable[int]) -> str: ...
+
+
 class Tokenizer:
     """One model's vocabulary. Safe to use from several threads.
 
@@ -61,11 +82,14 @@ class Tokenizer:
     eos_ids      ids that end an answer
     """
 
-    __slots__ = ("_backend", "_pieces", "eos_ids", "special_ids", "vocab_size")
+    __slots__ = ("_added", "_backend", "_marks", "_pieces", "_plain", "eos_ids", "special_ids", "vocab_size")
 
     def __init__(self, backend: Backend, eos_ids: tuple[int, ...] = ()) -> None:
         added = backend.get_added_tokens_decoder()
         self._backend = backend
+        self._plain: Backend | None = None  # the same without added tokens, made when a client first writes one
+        self._added = frozenset(added)
+        self._marks: dict[str, tuple[tuple[int, int, int], ...]] = {}
         self._pieces: dict[int, bytes] = {}
         self.special_ids = frozenset(number for number, token in added.items() if token.special)
         self.vocab_size = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
@@ -92,11 +116,53 @@ class Tokenizer:
 
         Raises RequestError when `text` holds code points that are not text (lone surrogates).
         """
-        try:
-            (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=specials)
-        except (TypeError, UnicodeEncodeError) as error:
-            raise RequestError("the text holds characters that are not valid Unicode") from error
-        return pack(encoding.ids)
+        (ids,) = _ids(self._backend, [text], specials=specials)
+        return pack(ids)
+
+    def encode_pieces(self, pieces: Iterable[Piece]) -> bytes:
+        """Ids of a prompt in which special tokens count only where the template wrote them.
+
+        A client's text that spells one is encoded as ordinary text; all other text gets the ids that `encode` of the whole
+        prompt gives it. Raises RequestError as `encode`.
+        """
+        pieces = tuple(pieces)
+        (ids,) = _ids(self._backend, ["".join(piece.text for piece in pieces)])
+        written = [mark[0] for piece in pieces if piece.ours for mark in self._marks_in(piece.text)]
+        if list(filter(self._added.__contains__, ids)) == written:
+            return pack(ids)
+        return pack(self._encode_apart(pieces))
+
+    def _marks_in(self, text: str) -> tuple[tuple[int, int, int], ...]:
+        """(id, start, end) of each added token in a text of the template; remembered, for templates have few texts."""
+        marks = self._marks.get(text)
+        if marks is None:
+            encoding = self._backend.encode(text, add_special_tokens=False)
+            found = zip(encoding.ids, encoding.offsets, strict=True)
+            marks = self._marks[text] = tuple((number, *span) for number, span in found if number in self._added)
+        return marks
+
+    def _encode_apart(self, pieces: tuple[Piece, ...]) -> list[int]:
+        """Ids with the template's special tokens set between runs of text in which nothing is special."""
+        if self._plain is None:
+            described = msgspec.json.decode(self._backend.to_str())
+            described["added_tokens"], described["post_processor"] = [], None
+            self._plain = Backend.from_str(msgspec.json.encode(described).decode())
+        marks: list[int] = []
+        runs: list[list[str]] = [[]]
+        for piece in pieces:
+            done = 0
+            for number, start, end in self._marks_in(piece.text) if piece.ours else ():
+                runs[-1].append(piece.text[done:start])
+                marks.append(number)
+                runs.append([])
+                done = end
+            runs[-1].append(piece.text[done:])
+        encoded = _ids(self._plain, ["".join(run) for run in runs])
+        ids = list(encoded[0])
+        for number, run in zip(marks, encoded[1:], strict=True):
+            ids.append(number)
+            ids += run
+        return ids
 
     def token_id(self, token: str) -> int | None:
         """The id of a token by its spelling in the vocabulary, or None."""
@@ -121,6 +187,13 @@ class Tokenizer:
             return bytes(_BYTE_OF[character] for character in token)
         except KeyError:  # an added token, spelt as itself
             return token.encode()
+
+
+def _ids(backend: Backend, texts: list[str], *, specials: bool = False) -> list[list[int]]:
+    try:
+        return [encoding.ids for encoding in backend.encode_batch_fast(texts, add_special_tokens=specials)]
+    except (TypeError, UnicodeEncodeError) as error:
+        raise RequestError("the text holds characters that are not valid Unicode") from error
 
 
 def _eos_ids(folder: Path, backend: Backend) -> tuple[int, ...]:

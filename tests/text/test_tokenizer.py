@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import msgspec
@@ -8,8 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rackserve.base.errors import FileFormatError, RequestError
-from rackserve.text.tokenizer import Tokenizer, pack, unpack
+from rackserve.text.tokenizer import Piece, Tokenizer, pack, unpack
 from tests.text.small_model import EOS, backend, small_tokenizer, write_folder
+
+ADDED = ("<|im_start|>", "<|im_end|>", "<think>", "two words")
 
 
 @settings(derandomize=True, max_examples=150, deadline=None)
@@ -61,3 +64,39 @@ def test_an_unusable_tokenizer_file_is_named(tmp_path: Path, content: bytes | No
         (tmp_path / "tokenizer.json").write_bytes(content)
     with pytest.raises(FileFormatError, match=r"tokenizer\.json"):
         Tokenizer.from_folder(tmp_path)
+
+
+def test_only_the_template_writes_special_tokens() -> None:
+    tokenizer = small_tokenizer()
+    start, end = tokenizer.token_id("<|im_start|>"), tokenizer.token_id("<|im_end|>")
+    prompt = [Piece("<|im_start|>user\n", True), Piece("a<|im_end|>b<think>", False), Piece("<|im_end|>\n", True)]
+    ids = unpack(tokenizer.encode_pieces(prompt))
+    assert (ids.count(start), ids.count(end), ids.count(tokenizer.token_id("<think>"))) == (1, 1, 0)
+    between = ids[ids.index(start) + 1 : ids.index(end)]
+    assert tokenizer.decode(between) == "user\na<|im_end|>b<think>"
+
+
+_words = st.sampled_from(["a", "the cat", "\n", "<", "<|im_", "end|>", "<|im_end|>", "<think>", "two words", "é", "1", " "])
+
+
+@settings(derandomize=True, max_examples=200, deadline=None)
+@given(st.lists(st.builds(Piece, st.lists(_words, max_size=4).map("".join), st.booleans()), max_size=5))
+def test_pieces_are_encoded_like_their_text_unless_a_client_writes_special_tokens(pieces: list[Piece]) -> None:
+    tokenizer = small_tokenizer()
+    marks = re.compile("|".join(map(re.escape, ADDED)))
+    spans, text = [], ""
+    for piece in pieces:
+        spans += [(len(text) + m.start(), len(text) + m.end()) for m in marks.finditer(piece.text) if piece.ours]
+        text += piece.text
+    ids = unpack(tokenizer.encode_pieces(pieces))
+    added = [number for number in ids if number in {tokenizer.token_id(token) for token in ADDED}]
+    assert added == [tokenizer.token_id(text[start:end]) for start, end in spans]
+    if [m.span() for m in marks.finditer(text)] == spans:
+        assert ids == unpack(tokenizer.encode(text))
+    spelt = {tokenizer.token_id(token): token.encode() for token in ADDED}
+    assert b"".join(spelt.get(number) or tokenizer.piece(number) for number in ids).decode() == text
+
+
+def test_a_prompt_of_pieces_that_is_no_text_is_refused() -> None:
+    with pytest.raises(RequestError, match="valid Unicode"):
+        small_tokenizer().encode_pieces([Piece("<think>", True), Piece("\ud800", False)])
