@@ -209,6 +209,11 @@ class Rack:
         ranks = httpx.get(f"{self.url}/health", trust_env=False).json()["ranks"]
         return next(rank["pid"] if rank["state"] == "up" else 0 for rank in ranks if rank["worker"] == worker)
 
+    def devices_of(self, worker: str) -> list[int]:
+        """Process ids of the devices of a worker that is up, the leading one first."""
+        ranks = httpx.get(f"{self.url}/health", trust_env=False).json()["ranks"]
+        return next(rank["devices"] for rank in ranks if rank["worker"] == worker)
+
 
 @contextmanager
 def serve(folder: Path, *options: str) -> Iterator[Rack]:

@@ -35,8 +35,8 @@ ROUNDS = 4
 """A kill may land just after a rank's work is done; then there is another round."""
 
 
-async def kill_while_busy(client: httpx.AsyncClient, rack: Rack, worker: str) -> None:
-    """End the rank's process once it has begun to compute."""
+async def kill_while_busy(client: httpx.AsyncClient, rack: Rack, worker: str, device: int) -> None:
+    """End the process of one of the worker's devices once the worker has begun to compute."""
     name = f'step_tokens_total{{rank="{worker}.0"}}'
     before = await metric(client, name)
 
@@ -44,15 +44,25 @@ async def kill_while_busy(client: httpx.AsyncClient, rack: Rack, worker: str) ->
         return await metric(client, name) > before
 
     await until(has_begun, 10, f"{worker} is busy")
-    os.kill(rack.pid_of(worker), signal.SIGKILL)
+    os.kill(rack.devices_of(worker)[device], signal.SIGKILL)
 
 
-@pytest.mark.parametrize("worker", ["prefill0", "decode0"])
-def test_a_killed_rank_costs_no_answer_and_comes_back(worker: str, tmp_path: Path, digest: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("worker", "device", "wide"),
+    [
+        ("prefill0", 0, []),
+        ("decode0", 0, []),
+        ("decode0", 0, ["--set", "topology.decode_ranks=2", "--set", "topology.decode_tp=2"]),
+        ("decode0", 2, ["--set", "topology.decode_ranks=2", "--set", "topology.decode_tp=2"]),
+    ],
+)
+def test_a_killed_rank_costs_no_answer_and_comes_back(
+    worker: str, device: int, wide: list[str], tmp_path: Path, digest: list[str]
+) -> None:
     async def one_round(client: httpx.AsyncClient, number: int) -> None:
         prompts = [prompt(f"round {number}, request {index}", 3_000) for index in range(5)]
         answers = [asyncio.create_task(stream(client, ids, OUTPUTS)) for ids in prompts]
-        await kill_while_busy(client, rack, worker)
+        await kill_while_busy(client, rack, worker, device)
         for ids, answer in zip(prompts, await asyncio.gather(*answers), strict=True):
             assert answer.error == "" and answer.tokens == cold(ids, OUTPUTS), answer
 
@@ -76,7 +86,8 @@ def test_a_killed_rank_costs_no_answer_and_comes_back(worker: str, tmp_path: Pat
         assert [answer.tokens for answer in later] == [cold(again, 4)] * 4
         assert max(answer.cached for answer in later) >= 384
 
-    with serve(tmp_path, *digest, "--set", "scheduler.max_batched_tokens=16", "--set", "topology.decode_blocks=2000") as rack:
+    options = ["--set", "scheduler.max_batched_tokens=16", "--set", "topology.decode_blocks=2000", *wide]
+    with serve(tmp_path, *digest, *options) as rack:
         rack.run(work)
 
 
