@@ -20,9 +20,13 @@ from rackserve.replay import ASSUMED_COSTS, ReplaySpec, arm_of, exact_difference
 from tests.e2e.rig import command, serve, shared_memory
 
 
-def test_one_request_at_a_time_every_cached_token_agrees_and_every_answer_is_exact(tmp_path: Path, digest: list[str]) -> None:
+@pytest.mark.parametrize("wide", [[], ["topology.decode_ranks=2", "topology.prefill_tp=2", "topology.decode_tp=2"]])
+def test_one_request_at_a_time_every_cached_token_agrees_and_every_answer_is_exact(
+    wide: list[str], tmp_path: Path, digest: list[str]
+) -> None:
     shared, folder = shared_memory(), tmp_path / "demo"
-    with command(tmp_path, "demo", "--serial", "--verify", "--out", str(folder), *digest) as running:
+    options = [*digest, *(part for setting in wide for part in ("--set", setting))]
+    with command(tmp_path, "demo", "--serial", "--verify", "--out", str(folder), *options) as running:
         code = running.ends(60.0)
         live, simulated = (read_recording(folder / f"{host}-b.jsonl").requests for host in ("live", "simulated"))
         assert exact_differences(live, simulated) == []
