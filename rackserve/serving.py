@@ -27,7 +27,9 @@ from rackserve.live.recorder import Recorded, Sink
 from rackserve.live.supervisor import RankStatus
 from rackserve.ports import Transport
 from rackserve.text.chat import ChatTemplate
-from rackserve.text.tokenizer import Tokenizer
+from rackserve.text.dsml import DsmlTemplate
+from rackserve.text.numbers import NumberTokenizer
+from rackserve.text.tokenizer import Tokenizer, Vocabulary
 from rackserve.verify import Transcript
 
 API: NodeId = "api"
@@ -37,8 +39,8 @@ API: NodeId = "api"
 class Served:
     """What is served: the text side of a model, and the namespace of its KV."""
 
-    tokenizer: Tokenizer
-    template: ChatTemplate | None
+    tokenizer: Vocabulary
+    template: ChatTemplate | DsmlTemplate | None
     names: tuple[str, ...]
     eos_ids: tuple[int, ...]
     vocab_size: int
@@ -58,30 +60,37 @@ class OpenServer:
 
 
 def describe_model(settings: Settings, layout: KvLayout) -> Served:
-    """Tokenizer, template and limits of the model that `settings` name. Reads files; not for the event loop."""
+    """Tokenizer, template and limits of the model that `settings` name. Reads files; not for the event loop.
+
+    A model without a tokenizer is spoken to in numbers, the ids of its tokens.
+    """
     spec, topology = settings.runner, settings.topology
     room = min(topology.prefill_blocks, topology.decode_blocks) * layout.block_tokens
-    template = None
-    if spec.kind == "llama":
+    if spec.kind == "digest":
+        folder, name, revision = None, "digest", "0"
+        context, vocab_size, eos_ids = room, spec.vocab_size, ()
+    else:
         from rackserve.model.files import open_model
 
         files = open_model(spec.model)
-        folder, name, revision = files.path, files.name, files.revision
+        folder, name, revision = files.path if files.tokenizer_path else None, files.name, files.revision
         context, vocab_size, eos_ids = files.config.max_positions, files.config.vocab_size, files.eos_ids
+    if settings.server.tokenizer:
+        folder = Path(settings.server.tokenizer)
+    tokenizer = Tokenizer.from_folder(folder) if folder else NumberTokenizer(vocab_size, eos_ids)
+    template: ChatTemplate | DsmlTemplate | None = None
+    if spec.kind == "llama":
         template = ChatTemplate.from_folder(files.path)
-    else:
-        if not settings.server.tokenizer:
-            raise ConfigError("server.tokenizer: the digest model has no tokenizer of its own; name a folder that has one")
-        folder, name, revision = Path(settings.server.tokenizer), "digest", "0"
-        context, vocab_size, eos_ids = room, spec.vocab_size, ()
-    tokenizer = Tokenizer.from_folder(Path(settings.server.tokenizer) if settings.server.tokenizer else folder)
+    elif spec.kind == "deepseek_v41" and folder:
+        template = DsmlTemplate()
     limit = min(context, room)
     if settings.server.max_model_len > limit:
         raise ConfigError(
             f"server.max_model_len is {settings.server.max_model_len}: the model has {context} positions and a rank's blocks "
             f"hold {room} (raise topology.prefill_blocks and topology.decode_blocks)"
         )
-    namespace = CacheNamespace(name, revision, layout.block_tokens, f"{spec.dtype}|{layout.fingerprint()}")
+    numbers = f"rounded:{spec.activation_rounding}" if spec.kind == "deepseek_v41" else spec.dtype
+    namespace = CacheNamespace(name, revision, layout.block_tokens, f"{numbers}|{layout.fingerprint()}")
     names = (settings.server.served_model_name or name,)
     return Served(tokenizer, template, names, eos_ids, vocab_size, settings.server.max_model_len or limit, namespace)
 

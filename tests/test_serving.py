@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import socket
 from pathlib import Path
 
@@ -14,10 +15,13 @@ from rackserve.base.topology import Topology
 from rackserve.config import ServerConfig, Settings
 from rackserve.digest_model import cold_output, digest_layout
 from rackserve.live.recorder import Recorded
-from rackserve.live.runner import RunnerSpec
+from rackserve.live.runner import RunnerSpec, layout_of
 from rackserve.live.supervisor import RankStatus
+from rackserve.model.files import GOLDEN_FOLDER
 from rackserve.serving import OpenServer, _can_serve, describe_model, health_of, open_server
-from rackserve.text.tokenizer import pack
+from rackserve.text.deepseek_tokenizer import complete
+from rackserve.text.dsml import DsmlTemplate
+from rackserve.text.tokenizer import pack, unpack
 from rackserve.verify import Transcript
 from tests.e2e.rig import VOCABULARY, hex_tokenizer
 from tests.live.processes import has_ended, until
@@ -49,11 +53,36 @@ def test_a_context_longer_than_a_rank_holds_is_refused_with_both_numbers(tokeniz
         describe_model(settings(tokenizer, max_model_len=769), LAYOUT)
 
 
-def test_the_digest_model_needs_a_tokenizer_that_exists(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"server\.tokenizer: the digest model has no tokenizer of its own"):
-        describe_model(settings(""), LAYOUT)
+def test_a_tokenizer_that_is_named_must_exist(tmp_path: Path) -> None:
     with pytest.raises(FileFormatError, match=str(tmp_path)):
         describe_model(settings(str(tmp_path)), LAYOUT)
+
+
+def test_a_model_without_a_tokenizer_is_spoken_to_in_numbers() -> None:
+    digest = describe_model(settings(""), LAYOUT).tokenizer
+    assert digest.decode(unpack(digest.encode("7 40999"))) == "7 40999 " and digest.vocab_size == VOCABULARY
+    spec = RunnerSpec(kind="deepseek_v41", model="golden", block_tokens=32)
+    golden = describe_model(msgspec.structs.replace(settings(""), runner=spec), layout_of(spec))
+    assert (golden.names, golden.eos_ids, golden.vocab_size, golden.max_model_len) == (("golden",), (1,), 512, 1024)
+    assert golden.tokenizer.vocab_size == 512 and golden.template is None
+
+
+def test_a_deepseek_model_with_its_tokenizer_can_chat(tmp_path: Path) -> None:
+    folder = shutil.copytree(GOLDEN_FOLDER, tmp_path / "model")
+    complete(folder)
+    spec = RunnerSpec(kind="deepseek_v41", model=str(folder), block_tokens=32)
+    served = describe_model(msgspec.structs.replace(settings(""), runner=spec), layout_of(spec))
+    assert served.tokenizer.vocab_size > 129_000 and isinstance(served.template, DsmlTemplate)
+
+
+@pytest.mark.parametrize(("change", "other"), [({"activation_rounding": True}, True), ({"weights": "stored"}, False)])
+def test_kv_that_is_rounded_otherwise_has_another_namespace(change: dict[str, object], other: bool) -> None:
+    spec = RunnerSpec(kind="deepseek_v41", model="golden", block_tokens=32)
+    roots = [
+        describe_model(msgspec.structs.replace(settings(""), runner=runner), layout_of(spec)).namespace.root()
+        for runner in (spec, msgspec.structs.replace(spec, **change))
+    ]
+    assert (roots[0] != roots[1]) is other
 
 
 def test_a_template_may_name_the_tokens_of_its_model(tokenizer: str, tmp_path: Path) -> None:
@@ -155,10 +184,10 @@ def test_a_server_left_by_an_exception_does_not_wait_for_open_answers(tokenizer:
 def test_a_server_that_cannot_start_gives_its_port_back(tokenizer: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    server = ServerConfig(port=port)
+    server = ServerConfig(port=port, max_model_len=2**30)
 
     async def run() -> None:
-        with pytest.raises(ConfigError, match=r"server\.tokenizer"):
+        with pytest.raises(ConfigError, match=r"server\.max_model_len"):
             async with open_server(Settings(topology=SMALL, runner=RunnerSpec(), server=server)):
                 pytest.fail("it started")
 

@@ -18,7 +18,7 @@ from rackserve.base.request import Request
 from rackserve.base.step import TokenLogprobs
 from rackserve.text.detokenizer import Detokenizer
 from rackserve.text.stops import StopFinder
-from rackserve.text.tokenizer import Tokenizer
+from rackserve.text.tokenizer import Vocabulary
 
 Gap = Callable[[float, int], None]
 """Told of each wait for output: seconds since the output before, and how many tokens then came."""
@@ -57,7 +57,7 @@ class AnswerReader:
 
     __slots__ = ("_decoded", "_detokenizer", "_entries", "_request", "_shown", "_stops", "_tokenizer", "num_tokens")
 
-    def __init__(self, tokenizer: Tokenizer, request: Request, stops: tuple[str, ...]) -> None:
+    def __init__(self, tokenizer: Vocabulary, request: Request, stops: tuple[str, ...]) -> None:
         self._tokenizer = tokenizer
         self._request = request
         self._detokenizer = Detokenizer(tokenizer)
@@ -108,7 +108,7 @@ class AnswerReader:
         return TokenEntry(start, raw, logprobs.logprob, top)
 
 
-async def choice(gateway: Gateway, tokenizer: Tokenizer, call: Call, index: int, gap: Gap) -> AsyncGenerator[Delta, None]:
+async def choice(gateway: Gateway, tokenizer: Vocabulary, call: Call, index: int, gap: Gap) -> AsyncGenerator[Delta, None]:
     """The deltas of choice `index`, the last with its ending. Raises RequestError when the rack refuses or loses it."""
     request = call.requests[index]
     reader = AnswerReader(tokenizer, request, call.stops)

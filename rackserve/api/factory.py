@@ -24,7 +24,8 @@ from rackserve.base.ranges import MAX_COUNT, MAX_SECONDS, MIN_SECONDS, require_r
 from rackserve.base.request import Request, SamplingParams
 from rackserve.base.rng import draw_u64
 from rackserve.text.chat import ChatTemplate
-from rackserve.text.tokenizer import Tokenizer, pack
+from rackserve.text.dsml import DsmlTemplate
+from rackserve.text.tokenizer import Vocabulary, pack
 
 SESSION_HEADERS = ("x-session-id", "x-session-affinity", "session-id", "x-correlation-id")
 """Where clients put the identity of a conversation, most specific first."""
@@ -90,12 +91,12 @@ class RequestFactory:
 
     def __init__(
         self,
-        tokenizer: Tokenizer,
+        tokenizer: Vocabulary,
         namespace: CacheNamespace,
         *,
         max_model_len: int,
         models: tuple[str, ...],
-        template: ChatTemplate | None = None,
+        template: ChatTemplate | DsmlTemplate | None = None,
         eos_ids: tuple[int, ...] | None = None,
         vocab_size: int | None = None,
         limits: Limits | None = None,
@@ -133,7 +134,10 @@ class RequestFactory:
                 "the served model has no chat template; use /v1/completions", param="messages", code="no_chat_template"
             )
         try:
-            tokens = self.tokenizer.encode(self._template.render(messages))
+            if isinstance(self._template, DsmlTemplate):
+                tokens = self.tokenizer.encode_pieces(self._template.pieces(messages))
+            else:
+                tokens = self.tokenizer.encode(self._template.render(messages))
         except RequestError as error:
             error.param = error.param or "messages"
             raise
