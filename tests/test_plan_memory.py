@@ -32,7 +32,7 @@ def test_the_released_model_is_the_default_and_its_totals_are_printed(capsys: py
         "prefill device: 1 of 2", "decode device: 1 of 1",
     ):  # fmt: skip
         assert text in out, text
-    assert run(capsys, "--config", SHIPPED)[1] == out
+    assert config_path(SHIPPED) == config_path(None)
 
 
 def test_settings_shape_the_plan_and_a_fitting_one_says_what_is_left(capsys: pytest.CaptureFixture[str]) -> None:

@@ -37,6 +37,12 @@ DEVICE = Device(
 WEIGHTS = ("attention and shared", "routed experts", "embedding and head", "DSpark", "Engram projections")
 
 
+@pytest.fixture(scope="module")
+def lone() -> MemoryPlan:
+    """The released model on one device."""
+    return plan_device(FLASH_CONFIG, LAYOUT, DEVICE)
+
+
 def sizes(plan: MemoryPlan) -> dict[str, int]:
     return {line.name: line.num_bytes for line in plan.lines}
 
@@ -70,9 +76,8 @@ def test_each_tensor_counts_once() -> None:
     assert part_of("mtp.2.markov_head.embed.weight") == part_of("mtp.0.ffn.experts.1.w1.weight") == "DSpark"
 
 
-def test_a_lone_device_holds_the_whole_checkpoint_and_what_it_serves_with() -> None:
-    plan = plan_device(FLASH_CONFIG, LAYOUT, DEVICE)
-    held = sizes(plan)
+def test_a_lone_device_holds_the_whole_checkpoint_and_what_it_serves_with(lone: MemoryPlan) -> None:
+    held = sizes(lone)
     assert {name: held[name] for name in WEIGHTS} == {
         total.name: total.num_bytes for total in checkpoint_totals(FLASH_CONFIG) if total.name in WEIGHTS
     }
@@ -80,7 +85,7 @@ def test_a_lone_device_holds_the_whole_checkpoint_and_what_it_serves_with() -> N
     assert held["KV blocks"] == 1000 * 256 * 890
     assert held["resume states"] == 100 * (2_703_360 + 202_752 + 12_288)
     assert held["running windows"] == 32 * (2_703_360 + 202_752 + 12_288)
-    assert plan.total_bytes == sum(held.values())
+    assert lone.total_bytes == sum(held.values())
 
 
 @pytest.mark.parametrize("memory", ["widened", "stored"])
@@ -115,21 +120,21 @@ def held_bytes(weights: object, name: str, memory: WeightMemory) -> int:
 
 
 def test_engram_rows_are_cut_over_the_shards_and_may_lie_elsewhere() -> None:
-    for shards in (2, 7, 8):
-        held = sizes(plan_device(FLASH_CONFIG, LAYOUT, changed(engram_shards=shards)))
-        assert held["Engram tables"] == 264 * sum(-(-rows // shards) for rows in FLASH_CONFIG.engram_num_embeddings)
-    assert sizes(plan_device(FLASH_CONFIG, LAYOUT, changed(engram_shards=0)))["Engram tables"] == 0
+    config = golden_config()
+    layout = kv_layout(config, 32)
+    for shards in (1, 2, 7, 1000):
+        held = sizes(plan_device(config, layout, changed(engram_shards=shards)))
+        assert held["Engram tables"] == 33 * (-(-462 // shards) + -(-630 // shards))
+    assert sizes(plan_device(config, layout, changed(engram_shards=0)))["Engram tables"] == 0
 
 
-def test_a_plan_that_fits_to_the_byte_fits_and_one_byte_less_does_not() -> None:
-    plan = plan_device(FLASH_CONFIG, LAYOUT, DEVICE)
-    plan.require_fit(plan.total_bytes)
+def test_a_plan_that_fits_to_the_byte_fits_and_one_byte_less_does_not(lone: MemoryPlan) -> None:
+    lone.require_fit(lone.total_bytes)
     with pytest.raises(ResourceError, match="activations"):
-        plan.require_fit(plan.total_bytes - 1)
+        lone.require_fit(lone.total_bytes - 1)
 
 
-def test_the_line_that_breaks_is_named_with_what_to_change() -> None:
-    plan = plan_device(FLASH_CONFIG, LAYOUT, DEVICE)
+def test_the_line_that_breaks_is_named_with_what_to_change(lone: MemoryPlan) -> None:
     remedies = {
         "attention and shared": "raise topology.decode_tp",
         "routed experts": "raise topology.decode_ranks or topology.decode_tp",
@@ -143,9 +148,9 @@ def test_the_line_that_breaks_is_named_with_what_to_change() -> None:
         "activations (estimate)": "lower scheduler.max_batched_tokens",
     }
     taken = 0
-    for line in plan.lines:
+    for line in lone.lines:
         with pytest.raises(ResourceError) as caught:
-            plan.require_fit(taken + line.num_bytes - 1)
+            lone.require_fit(taken + line.num_bytes - 1)
         assert f"decode device: no room for {line.name}: {line.num_bytes:,} bytes" in str(caught.value)
         assert remedies.pop(line.name) in str(caught.value)
         taken += line.num_bytes
