@@ -66,7 +66,9 @@ def _add_settings(command: argparse.ArgumentParser) -> None:
 
 
 def _add_serve(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--model", help="embedded (the default) or a folder with a Llama model in Hugging Face form")
+    command.add_argument(
+        "--model", help="embedded (the default), or a folder with a Llama or DeepSeek-V4.1 model in Hugging Face form"
+    )
     command.add_argument("--host", help="address to listen on (default 127.0.0.1)")
     command.add_argument("--port", type=int, help="port to listen on (default 8000; 0: any free one)")
     command.add_argument("--events", metavar="FILE", help="write every recorded event to FILE as JSON lines")
@@ -76,6 +78,15 @@ def _add_serve(command: argparse.ArgumentParser) -> None:
 def _add_demo(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--out", default="runs/demo", metavar="FOLDER", help="where report and recordings go (default runs/demo)"
+    )
+    command.add_argument(
+        "--model",
+        choices=["embedded", "golden"],
+        default="embedded",
+        help="embedded (the default) or golden: a tiny DeepSeek-V4.1 of random weights, with drafts and Engram",
+    )
+    command.add_argument(
+        "--parallel", choices=["tp2", "dep2"], help="two devices a rank (tensor parallel), or two ranks a worker (in lockstep)"
     )
     command.add_argument("--seed", type=int, action="append", help="run this seed; may be given several times (default 42)")
     command.add_argument("--live-only", action="store_true", help="leave out the simulation")
@@ -120,6 +131,13 @@ def _add_bench(command: argparse.ArgumentParser) -> None:
         "--deadline", type=_number(0, 1e7), default=0.0, help="end the run after this many seconds (0: when done)"
     )
     command.add_argument("--seed", type=int, default=42, help="names the prompts' tokens (default 42)")
+    command.add_argument(
+        "--vocabulary",
+        type=_at_least(0),
+        nargs=2,
+        metavar=("LOW", "HIGH"),
+        help="draw the prompts' token ids from LOW to HIGH - 1 (default 1000 to 39999)",
+    )
     command.add_argument(
         "--recycle", action="store_true", help="replay the sessions again and again, each time as new ones, until --deadline"
     )

@@ -66,9 +66,10 @@ def describe_model(settings: Settings, layout: KvLayout) -> Served:
     """
     spec, topology = settings.runner, settings.topology
     room = min(topology.prefill_blocks, topology.decode_blocks) * layout.block_tokens
+    folder: Path | None = None
+    eos_ids: tuple[int, ...] = ()
     if spec.kind == "digest":
-        folder, name, revision = None, "digest", "0"
-        context, vocab_size, eos_ids = room, spec.vocab_size, ()
+        name, revision, context, vocab_size = "digest", "0", room, spec.vocab_size
     else:
         from rackserve.model.files import open_model
 

@@ -11,6 +11,7 @@ from rackserve.assemble import RackConfig, build_frontend, build_pool, build_rou
 from rackserve.base.events import MessageDropped
 from rackserve.base.ids import FRONTEND, POOL, ROUTER, SUPERVISOR, NodeId
 from rackserve.base.kv_layout import KvLayout
+from rackserve.base.topology import ROLES
 from rackserve.live.clock import LiveClock
 from rackserve.live.host import LiveHost
 from rackserve.live.rank_spec import RankSpec
@@ -79,9 +80,7 @@ class LiveRack:
             self.add_node(ROUTER, build_router(self._config, self.layout, self.ports_for(ROUTER)))
             if self._config.topology.pool:
                 self.add_node(POOL, build_pool(self._config, self.layout, self.ports_for(POOL)))
-            # as if each device held the whole model, which those of a group do not
-            model_bytes = await asyncio.to_thread(process_bytes, self._runner)
-            await self._supervisor.start(model_bytes * self._config.topology.num_devices)
+            await self._supervisor.start(await asyncio.to_thread(self._model_bytes))
         except BaseException:
             await self._close()
             self._raise_failure()
@@ -138,6 +137,15 @@ class LiveRack:
         self._regions.close()
         if cancelled and self._failure is None:
             raise asyncio.CancelledError
+
+    def _model_bytes(self) -> int:
+        """What all devices together take besides their KV."""
+        topology, total = self._config.topology, 0
+        for role in ROLES:
+            tp_size, num_ranks = topology.tensor_parallel(role), topology.group_size(role)
+            num_devices = len(topology.workers(role)) * num_ranks * tp_size
+            total += num_devices * process_bytes(self._runner, tp_size, num_ranks)
+        return total
 
     def _on_crash(self, error: BaseException) -> None:
         self._failure = error

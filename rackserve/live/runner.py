@@ -19,9 +19,6 @@ if TYPE_CHECKING:
 
 MAX_BLOCK_TOKENS = 65_536
 
-MAX_WIDENING = 8
-"""A packed fp4 byte becomes two float32."""
-
 log = logging.getLogger("rackserve.live")
 
 
@@ -78,16 +75,35 @@ def layout_of(spec: RunnerSpec) -> KvLayout:
     return kv_layout(files.llama, spec.block_tokens, spec.dtype)
 
 
-def process_bytes(spec: RunnerSpec) -> int:
-    """About how much memory a rank process takes besides its KV: weights as they are held, and the libraries."""
+def process_bytes(spec: RunnerSpec, tp_size: int = 1, ep_size: int = 1) -> int:
+    """About how much memory a device's process takes besides its KV: weights as they are held, and the libraries.
+
+    tp_size, ep_size  devices that compute a rank together; ranks of the group
+    """
     if spec.kind == "digest":
         return 50 * MIB
     from rackserve.model.files import open_model
-    from rackserve.model.loader.folder import weight_files
 
-    stored = sum(path.stat().st_size for path in weight_files(open_model(spec.model).path))
-    widening = 2 if spec.kind == "llama" else {"widened": MAX_WIDENING, "stored": 1}[spec.weights]
-    return 400 * MIB + widening * stored
+    files = open_model(spec.model)
+    if spec.kind == "llama":
+        from rackserve.model.loader.folder import weight_files
+
+        return 400 * MIB + 2 * sum(path.stat().st_size for path in weight_files(files.path))  # bf16, widened
+    from rackserve.model.deepseek_v41.memory import Device, plan_device
+
+    device = Device(
+        role="prefill",
+        tp_size=tp_size,
+        ep_size=ep_size,
+        num_blocks=0,
+        num_states=0,
+        max_sequences=0,
+        max_batched_tokens=0,
+        num_draft=0,
+        weights=spec.weights,
+        engram_shards=0,  # tables stay in the files
+    )
+    return 400 * MIB + plan_device(files.deepseek_v41, layout_of(spec), device).total_bytes
 
 
 def require_packages(spec: RunnerSpec) -> None:

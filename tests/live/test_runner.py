@@ -16,14 +16,17 @@ from rackserve.digest_model import cold_output, digest_layout
 from rackserve.live.rack import LiveRack
 from rackserve.live.runner import RunnerSpec, layout_of, open_runner, process_bytes, require_packages
 from rackserve.model import extra
+from rackserve.model.deepseek_v41.options import RunnerOptions
+from rackserve.model.thread_group import ThreadGroup
 from tests.model import libraries, tiny
 from tests.text import small_model
 
 LAYOUT_SCRIPT = """
 import sys
 from rackserve.live.rack import LiveRack
-from rackserve.live.runner import RunnerSpec, layout_of, require_packages
-spec = RunnerSpec(kind="llama", model=sys.argv[1])
+from rackserve.live.runner import RunnerSpec, layout_of, process_bytes, require_packages
+spec = RunnerSpec(kind=sys.argv[1], model=sys.argv[2], block_tokens=16)
+process_bytes(spec)
 require_packages(spec)
 print(layout_of(spec).block_bytes, *sorted({"torch", "gguf", "safetensors", "numpy"} & set(sys.modules)))
 """
@@ -57,10 +60,61 @@ def test_a_wrong_spec_is_refused_by_name() -> None:
         msgspec.json.decode(b'{"speed": 1}', type=RunnerSpec)
 
 
-def test_the_control_process_learns_the_layout_without_torch(tmp_path: Path) -> None:
-    folder = tiny.write_folder(tmp_path / "model")
-    out = subprocess.check_output([sys.executable, "-c", LAYOUT_SCRIPT, str(folder)], text=True)
-    assert out.split() == [str(layout_of(RunnerSpec(kind="llama", model=str(folder))).block_bytes)]
+@pytest.mark.parametrize("kind", ["llama", "deepseek_v41"])
+def test_the_control_process_learns_layout_and_size_without_torch(kind: str, tmp_path: Path) -> None:
+    folder = "golden" if kind == "deepseek_v41" else str(tiny.write_folder(tmp_path / "model"))
+    out = subprocess.check_output([sys.executable, "-c", LAYOUT_SCRIPT, kind, folder], text=True)
+    spec = RunnerSpec(kind=kind, model=folder, block_tokens=16)  # type: ignore[arg-type]
+    assert out.split() == [str(layout_of(spec).block_bytes)]
+
+
+# ---------------------------------------------------------------- DeepSeek-V4.1
+
+GOLDEN = RunnerSpec(kind="deepseek_v41", model="golden", block_tokens=32)
+
+
+def test_the_layout_says_how_a_prefix_is_resumed() -> None:
+    exact, bounded, decoder = (
+        layout_of(msgspec.structs.replace(GOLDEN, resume=resume)) for resume in ("exact", "bounded_replay", "decoder_replay")
+    )
+    assert exact.stores_state and exact.history_tokens == 3
+    assert (bounded.replay_tokens, bounded.tail_tokens) == (16, 0)
+    assert (decoder.replay_tokens, decoder.tail_tokens) == (16, 16)
+    with pytest.raises(ConfigError, match=r"runner\.block_tokens is 15: no block of this model may cut"):
+        layout_of(msgspec.structs.replace(GOLDEN, block_tokens=15))
+
+
+def test_an_engine_gets_the_options_of_the_spec() -> None:
+    spec = msgspec.structs.replace(GOLDEN, weights="stored", engram_hot_rows=7)
+    assert spec.options == RunnerOptions(weights="stored", engram_hot_rows=7)
+
+
+def test_a_device_of_a_group_holds_its_part() -> None:
+    alone, half, experts = process_bytes(GOLDEN), process_bytes(GOLDEN, tp_size=2), process_bytes(GOLDEN, ep_size=2)
+    assert 400 * MIB < half < experts < alone
+    assert process_bytes(msgspec.structs.replace(GOLDEN, weights="stored")) < alone
+
+
+def test_the_model_of_the_wrong_kind_is_refused(tmp_path: Path) -> None:
+    folder = str(tiny.write_folder(tmp_path / "model"))
+    for spec in (RunnerSpec(kind="llama", model="golden"), RunnerSpec(kind="deepseek_v41", model=folder)):
+        with pytest.raises(ConfigError, match=r"set runner\.kind to"):
+            layout_of(spec)
+
+
+@pytest.mark.parametrize(("acceptance", "warnings"), [(0.0, 0), (3.5, 1)])
+def test_synthetic_acceptance_is_told_loudly(acceptance: float, warnings: int, caplog: pytest.LogCaptureFixture) -> None:
+    spec = msgspec.structs.replace(GOLDEN, synthetic_acceptance=acceptance)
+    open_runner(spec, memoryview(bytearray(2 * layout_of(spec).block_bytes)), 2)
+    told = [record for record in caplog.records if record.levelno >= logging.WARNING and "not the model's" in record.message]
+    assert len(told) == warnings
+
+
+def test_a_llama_cannot_be_split(tmp_path: Path) -> None:
+    spec = RunnerSpec(kind="llama", model=str(tiny.write_folder(tmp_path / "model")))
+    arena = memoryview(bytearray(2 * layout_of(spec).block_bytes))
+    with pytest.raises(ConfigError, match=r"llama cannot be split .* topology\.decode_tp to 1"):
+        ThreadGroup(2, lambda collectives: open_runner(spec, arena, 2, collectives))
 
 
 def test_a_rack_without_the_packages_of_its_model_is_refused_before_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,6 +122,8 @@ def test_a_rack_without_the_packages_of_its_model_is_refused_before_it_starts(mo
     monkeypatch.setattr(extra, "find_spec", lambda name: None if name == "torch" else real(name))
     with pytest.raises(ResourceError, match=r"needs torch: pip install 'rackserve\[engine\]'"):
         LiveRack(RackConfig(), RunnerSpec(kind="llama"))
+    with pytest.raises(ResourceError, match=r"runner\.kind deepseek_v41 needs torch"):
+        require_packages(RunnerSpec(kind="deepseek_v41"))
     LiveRack(RackConfig(), RunnerSpec(kind="digest"))
     require_packages(RunnerSpec(kind="digest"))
 
