@@ -70,7 +70,7 @@ class RackConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ConfigError(
                 "topology.rank_windows must be at least 3: a sequence resumes from one state of this model and stores two"
             )
-        if topology.pool and topology.segment_windows < 1:
+        if topology.pool and layout.stores_state and topology.segment_windows < 1:
             raise ConfigError("topology.segment_windows must be at least 1: this model keeps resume state in the pool")
 
 

@@ -77,12 +77,13 @@ class Settings(RackConfig, frozen=True, forbid_unknown_fields=True):
         if self.runner.kind == "llama":
             return self  # without such state, and its folder may not have been fetched yet
         layout, topology = layout_of(self.runner), self.topology
-        fewest = min(topology.prefill_blocks, topology.decode_blocks)
-        wanted = {
-            "rank_windows": WINDOWS_PER_SEQUENCE * self.scheduler.max_sequences + fewest // BLOCKS_PER_WINDOW,
-            "segment_windows": topology.segment_blocks // BLOCKS_PER_WINDOW + 1 if topology.pool else 0,
-        }
-        missing = {name: number for name, number in wanted.items() if layout.has_window and not getattr(topology, name)}
+        wanted: dict[str, int] = {}
+        if layout.has_window:
+            stored = min(topology.prefill_blocks, topology.decode_blocks) // BLOCKS_PER_WINDOW
+            wanted["rank_windows"] = WINDOWS_PER_SEQUENCE * self.scheduler.max_sequences + stored
+        if layout.stores_state and topology.pool:
+            wanted["segment_windows"] = topology.segment_blocks // BLOCKS_PER_WINDOW + 1
+        missing = {name: number for name, number in wanted.items() if not getattr(topology, name)}
         return msgspec.structs.replace(self, topology=msgspec.structs.replace(topology, **missing))
 
     def as_text(self) -> str:

@@ -39,6 +39,12 @@ def test_slots_for_resume_state_are_there_without_being_asked_for_where_the_mode
     assert alone.segment_windows == 0
 
 
+def test_state_that_is_not_stored_takes_no_room_in_the_pool() -> None:
+    sized = Settings(runner=RunnerSpec(kind="deepseek_v41", model="golden", resume="bounded_replay")).sized()
+    assert sized.topology.rank_windows > 0 == sized.topology.segment_windows
+    sized.check_layout(layout_of(sized.runner))
+
+
 @pytest.mark.parametrize("spec", [RunnerSpec(), RunnerSpec(kind="llama", model="no-such-model")])
 def test_a_model_without_resume_state_gets_no_slots(spec: RunnerSpec) -> None:
     assert Settings(runner=spec).sized() == Settings(runner=spec)
