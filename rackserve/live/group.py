@@ -37,7 +37,7 @@ EARLIER = 0.9
 """Part of the supervisor's limits after which the leader ends by itself, so that the device at fault gets named."""
 
 BLAME_S = 1.0
-"""A device that fails gives this long to the leader's watch: that another is gone is the likelier cause, and names it."""
+"""A device that fails waits this long before it says so: if another is gone, the leader's watch names that one first."""
 
 
 class FollowerSpec(msgspec.Struct, frozen=True):
@@ -175,8 +175,8 @@ class Group:
                 follower.connection.send_bytes(parts[follower.device // self._spec.tp_size])
             own = self._runner.run(step.steps[0])
         except Exception as error:
-            _say_why(error)
             self._watcher.join(BLAME_S)
+            _say_why(error)
             self._end(f"device 0 (pid {os.getpid()}) failed in step {step.number}")
         answers = self._gather()
         return (own, *(answers[rank * self._spec.tp_size] for rank in range(1, self._spec.num_ranks)))
@@ -245,7 +245,7 @@ class Group:
 
     def _end(self, reason: str, exit_code: int = CRASHED) -> NoReturn:
         """End this process, and with it the followers."""
-        print(reason, file=sys.stderr, flush=True)
+        print(reason + "\n", end="", file=sys.stderr, flush=True)
         os._exit(exit_code)
 
 
@@ -323,8 +323,8 @@ def main() -> None:
             step = leader.steps.get()
             leader.answer(Computed(StepResult(step.dp_rank, ()) if runner is None else runner.run(step)))
     except Exception as error:
-        _say_why(error)
         threading.Event().wait(BLAME_S)
+        _say_why(error)
         os._exit(CRASHED)
 
 

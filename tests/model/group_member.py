@@ -1,6 +1,6 @@
 """A group whose devices are forks of this process. Each makes the calls that the test knows the answers to.
 
-Arguments: tp_size, ep_size, and "calls", "silent" or "gone" (what device 1 is). Prints [device, what it got] of each as JSON.
+Arguments: tp_size, ep_size, and "calls", "silent" or "gone" (what device 1 is). Prints what each got as a JSON list.
 """
 
 from __future__ import annotations
@@ -75,18 +75,22 @@ def main() -> None:
     tp_size, ep_size, what = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     torch.set_num_threads(1)
     rendezvous = f"/proc/{os.getpid()}/fd/{os.memfd_create('rendezvous')}"
-    pids = []
+    pids, outputs = [], []
     for device in range(tp_size * ep_size):
+        output, own = os.pipe()
         pids.append(os.fork())
         if not pids[-1]:
             share = Share(device % tp_size, tp_size, device // tp_size, ep_size)
-            print(json.dumps([device, be_device(share, rendezvous, what)]), flush=True)
+            with os.fdopen(own, "w") as file:
+                json.dump(be_device(share, rendezvous, what), file)
             os._exit(0)
-    os.waitpid(pids[0], 0)
+        os.close(own)
+        outputs.append(os.fdopen(output))
+    found = [outputs[0].read()]
     if what == "silent":
         os.kill(pids[1], signal.SIGKILL)
-    for pid in pids[1:]:
-        os.waitpid(pid, 0)
+    found += [output.read() or "null" for output in outputs[1:]]
+    print(f"[{', '.join(found)}]")
 
 
 if __name__ == "__main__":
