@@ -68,9 +68,7 @@ def attend(products: Products, queries: Tensor, rows: Tensor, there: Tensor, sin
     scores = queries.new_empty(count, heads, rows.shape[1])
     products.bmm(queries.contiguous(), rows.transpose(1, 2).contiguous(), scores, 1)
     scores = (scores * dim**-0.5).masked_fill(~there[:, None], -torch.inf)
-    top = torch.maximum(scores.amax(-1), sink)[..., None]
-    shares = (scores - top).exp()
-    total = shares.sum(-1, keepdim=True) + (sink[:, None] - top).exp()
+    shares = torch.cat((sink[:, None].expand(count, -1, 1), scores), -1).softmax(-1)[..., 1:]
     out = torch.empty_like(queries)
-    products.bmm(shares, rows, out, 1)
-    return out / total
+    products.bmm(shares.contiguous(), rows, out, 1)
+    return out

@@ -41,7 +41,7 @@ class Memory(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """What a forward pass leaves: `hidden` [kept, d], collapsed; `place`: which row of it each row of the pass is, -1 if none."""
+    """What a pass leaves: `hidden` [kept, d], collapsed; `place`: which row of it each row of the pass is, -1 if none."""
 
     hidden: Tensor
     place: Tensor

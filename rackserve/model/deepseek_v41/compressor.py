@@ -7,7 +7,7 @@ from torch import Tensor
 
 from rackserve.model.deepseek_v41.config import DeepseekV41Config
 from rackserve.model.deepseek_v41.linear import Linear
-from rackserve.model.deepseek_v41.pointwise import softmax, total
+from rackserve.model.deepseek_v41.pointwise import total
 from rackserve.model.deepseek_v41.rotation import Rotation
 from rackserve.model.deepseek_v41.rounding import pack_fp4, pack_fp4_fine
 from rackserve.model.deepseek_v41.spans import Span
@@ -68,6 +68,5 @@ class Compressor:
             pending = torch.cat((span.state.open[self.gated][None], pending))
             begin -= 1
         first = 2 * numbers - begin
-        kv = torch.stack((pending[first, 0], pending[first + 1, 0]))
-        gates = softmax(torch.stack((pending[first, 1], pending[first + 1, 1])), 0)
-        return total(kv * gates, 0)[0]
+        kv, gates = (torch.stack((pending[first, part], pending[first + 1, part]), 1) for part in (0, 1))
+        return total(kv * gates.softmax(1), 1)[:, 0]

@@ -64,7 +64,7 @@ class DSpark:
         ]
         self._main_proj, self._main_norm = weights.matrix("mtp.0.main_proj"), weights.vector("mtp.0.main_norm")
         self._norm, self._markov = weights.vector(f"mtp.{last}.norm"), weights.matrix(f"mtp.{last}.markov_head.head")
-        self._confidence = weights.matrix(f"mtp.{last}.confidence_head.proj")
+        self._confidence = weights.matrix(f"mtp.{last}.confidence_head.proj").right()[:, 0]
         self._tp_concat = collectives.tp_concat
 
     def learn(self, proposals: Sequence[Proposal], lasts: Sequence[int]) -> None:
@@ -133,7 +133,7 @@ class DSpark:
             embedded = self._embedding.rows(f"mtp.{last}.markov_head.embed", tokens)
             logits[:, place] = base[:, place] + self._tp_concat(self._linear.plain(embedded, self._markov))
             seen = torch.cat((x[:, place], embedded), -1)
-            confidence[:, place] = self._linear.plain(seen, self._confidence)[:, 0]
+            confidence[:, place] = (seen * self._confidence).sum(-1)
             chosen = [
                 draw_draft(logits[number, place], request.sampling, request.output_index + place)
                 for number, request in enumerate(requests)

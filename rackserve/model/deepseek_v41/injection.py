@@ -7,7 +7,7 @@ from torch import Tensor
 
 from rackserve.model.deepseek_v41.config import DeepseekV41Config
 from rackserve.model.deepseek_v41.linear import Linear
-from rackserve.model.deepseek_v41.pointwise import sigmoid
+from rackserve.model.deepseek_v41.pointwise import steady
 from rackserve.model.deepseek_v41.weights import Weights
 
 
@@ -28,8 +28,8 @@ class Injection:
         found = self._linear(memory, self._wkv)
         keys = found[:, : -config.hidden_size].unflatten(1, (config.hc_mult, config.hidden_size))
         value = found[:, -config.hidden_size :]
-        dot = (streams * self._weight * keys).sum(-1)
-        dot = dot * torch.rsqrt(streams.square().mean(-1) + config.rms_norm_eps)
-        dot = dot * torch.rsqrt(keys.square().mean(-1) + config.rms_norm_eps) / config.hidden_size**0.5
-        gate = sigmoid(dot.sign() * dot.abs().clamp(min=1e-6).sqrt())
+        sizes = streams.square().mean(-1), keys.square().mean(-1)
+        scale = torch.rsqrt(sizes[0] + config.rms_norm_eps) * torch.rsqrt(sizes[1] + config.rms_norm_eps)
+        dot = (streams * self._weight * keys).sum(-1) * scale * config.hidden_size**-0.5
+        gate = steady(torch.sigmoid, torch.copysign(dot.abs().clamp(min=1e-6).sqrt(), dot))
         return streams + gate[..., None] * value[:, None]

@@ -44,7 +44,7 @@ class Linear:
 
 def choose_products(config: DeepseekV41Config, weights: Weights) -> Products:
     """How to compute products here so that rows do not depend on each other: tried with one matrix of every shape in use."""
-    shapes = {matrix.shape: matrix for matrix in weights.matrices()}
+    shapes = {matrix.shape: matrix for matrix in weights.matrices() if matrix.shape[0] > 1}
     rights = [matrix.right() for matrix in shapes.values()]
     generator = torch.Generator().manual_seed(0)
     heads = len(weights.vector("layers.0.attn.attn_sink"))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.functional import silu, softplus
 
 from rackserve.model.deepseek_v41.config import DeepseekV41Config
 from rackserve.model.deepseek_v41.linear import Linear
-from rackserve.model.deepseek_v41.pointwise import silu, softplus, total
+from rackserve.model.deepseek_v41.pointwise import steady, total
 from rackserve.model.deepseek_v41.weights import Weights
 from rackserve.model.parallel import Collectives
 
@@ -28,7 +29,7 @@ class Expert:
         """`x` [T, hidden] -> [T, hidden]; the routing weight [T, 1] goes in before the last product."""
         x = self._linear.rounded(x) if self._w1.quantised else x
         gate = self._linear.plain(x, self._w1).clamp(max=self._limit)
-        inner = silu(gate) * self._linear.plain(x, self._w3).clamp(-self._limit, self._limit)
+        inner = steady(silu, gate) * self._linear.plain(x, self._w3).clamp(-self._limit, self._limit)
         return self._linear(inner if weight is None else inner * weight, self._w2)
 
 
@@ -63,7 +64,7 @@ class MoE:
 
     def _route(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Chosen experts, int64 [T, top], and their weights. The bias chooses; it does not weigh."""
-        scores = softplus(self._linear.plain(x, self._gate)).sqrt()
+        scores = steady(softplus, self._linear.plain(x, self._gate)).sqrt()
         chosen = (scores + self._bias).sort(dim=1, descending=True, stable=True).indices[:, : self._top]
         weights = scores.gather(1, chosen)
         if self._top > 1:

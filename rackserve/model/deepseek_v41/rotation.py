@@ -40,7 +40,8 @@ class Rotation:
     def __init__(self, freqs: Tensor, positions: Tensor) -> None:
         """`freqs` from `frequencies`, `positions` int64 [T]."""
         angles = positions.float()[:, None] * freqs
-        self._cos, self._sin = angles.cos(), angles.sin()
+        turns = torch.polar(torch.ones_like(angles), angles)
+        self._cos, self._sin = turns.real, turns.imag
         self._dim = 2 * len(freqs)
 
     def apply(self, x: Tensor, *, inverse: bool = False) -> Tensor:

@@ -66,7 +66,7 @@ class DeepseekV41Runner:
         self._sequences: dict[int, SequenceState] = {}
 
     def run(self, step: Step) -> StepResult:
-        """Compute `step`. InvariantError if it names positions, blocks, slots or tokens that cannot be; nothing changes then."""
+        """Compute `step`. InvariantError if it names positions, blocks, slots or tokens that cannot be."""
         for number in step.retired:
             self._sequences.pop(number, None)
         tokens = [self._tokens_of(item) for item in step.items]

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from rackserve.model.deepseek_v41.config import DeepseekV41Config
 from rackserve.model.deepseek_v41.linear import Linear
-from rackserve.model.deepseek_v41.pointwise import sigmoid, softmax, total
+from rackserve.model.deepseek_v41.pointwise import fused, sigmoid, total
 from rackserve.model.deepseek_v41.weights import Weights
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """`x` [..., d] over its root mean square, times `weight` [d]."""
-    return weight * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+    return weight * (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps))
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,17 +41,19 @@ class Mixer:
         self._config = config
         self._linear = linear
         self._fn = weights.vector(f"{name}_fn").t().contiguous()
-        self._base, self._scale = weights.vector(f"{name}_base"), weights.vector(f"{name}_scale")
+        self._base = weights.vector(f"{name}_base")
+        n = config.hc_mult
+        self._scale = weights.vector(f"{name}_scale").repeat_interleave(torch.tensor([n, n, n * n]))
 
     def mix(self, streams: Tensor) -> Mix:
         """Mixing weights from `streams` [T, n, d]."""
         config, n = self._config, self._config.hc_mult
         x = streams.flatten(1)
         m = self._linear.times(x, self._fn) * torch.rsqrt(x.square().mean(-1, keepdim=True) + config.rms_norm_eps)
-        pre = sigmoid(m[:, :n] * self._scale[0] + self._base[:n]) + config.hc_eps
-        post = 2 * sigmoid(m[:, n : 2 * n] * self._scale[1] + self._base[n : 2 * n])
-        comb = (m[:, 2 * n :] * self._scale[2] + self._base[2 * n :]).unflatten(-1, (n, n))
-        comb = softmax(comb, -1) + config.hc_eps
+        m = fused(m, self._scale, self._base)
+        pre = sigmoid(m[:, :n]) + config.hc_eps
+        post = 2 * sigmoid(m[:, n : 2 * n])
+        comb = m[:, 2 * n :].unflatten(-1, (n, n)).contiguous().softmax(-1) + config.hc_eps
         comb = comb / (total(comb, 1) + config.hc_eps)
         for _ in range(config.hc_sinkhorn_iters - 1):
             comb = comb / (total(comb, 2) + config.hc_eps)
