@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
-from torch import Tensor
+
+if TYPE_CHECKING:  # shares are planned on machines without torch too
+    from torch import Tensor
 
 from rackserve.base.errors import ConfigError
 

@@ -38,6 +38,8 @@ class Compressor:
         """
         kv = self._linear.plain(x, self._wkv)
         pending = None if self._gate is None else torch.stack((kv, self._linear.plain(x, self._gate)), 1)
+        if not spans:
+            return pending
         latents: list[Tensor] = []
         numbers: list[Tensor] = []
         for span in spans:

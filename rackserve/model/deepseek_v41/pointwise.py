@@ -1,8 +1,8 @@
 """Elementwise functions and short sums whose results do not depend on where a value lies in its tensor.
 
 Torch computes the last few values of a tensor, and those of a strided one, by other code than the rest, and that code rounds
-differently. So values are laid out here such that one of the two is taken always: that which the reference implementation, which
-computes whole sequences at once, takes for nearly all of its values.
+differently. So values are laid out here such that one of the two is taken always: that which the reference implementation,
+computing whole sequences at once, takes for nearly all of its values.
 """
 
 from __future__ import annotations
