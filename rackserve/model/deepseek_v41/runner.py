@@ -19,6 +19,7 @@ from rackserve.model.deepseek_v41.engram.vocabulary import token_map
 from rackserve.model.deepseek_v41.layout import kv_layout
 from rackserve.model.deepseek_v41.linear import Linear, choose_products
 from rackserve.model.deepseek_v41.options import RunnerOptions
+from rackserve.model.deepseek_v41.pass_costs import measure_costs
 from rackserve.model.deepseek_v41.reads import StepReads
 from rackserve.model.deepseek_v41.spans import Span
 from rackserve.model.deepseek_v41.speculation import Speculation, drafts_for
@@ -27,6 +28,7 @@ from rackserve.model.deepseek_v41.weights import load_weights
 from rackserve.model.files import ModelFiles
 from rackserve.model.parallel import Alone, Collectives
 from rackserve.model.sampler import token_logprobs
+from rackserve.sched.draft_budget import DraftCosts
 
 
 class DeepseekV41Runner:
@@ -61,9 +63,16 @@ class DeepseekV41Runner:
         self._backbone = Backbone(config, weights, self._arena, linear, self._collectives)
         self._dspark = DSpark(config, weights, self._backbone.embedding, linear, self._collectives)
         self._speculation = Speculation(self._dspark, config.dspark_block_size, options)
+        if self._speculation.needs_costs:
+            self._speculation.costs = measure_costs(config, self._backbone, self._dspark, self._collectives)
         self._ngrams = NgramHash(config, token_map(files.path, config))
         self.engram = open_engram(weights.checkpoint.location, config, options.engram_shards, options.engram_hot_rows)
         self._sequences: dict[int, SequenceState] = {}
+
+    @property
+    def costs(self) -> DraftCosts:
+        """What passes cost here, if the draft policy weighs that."""
+        return self._speculation.costs
 
     def run(self, step: Step) -> StepResult:
         """Compute `step`. InvariantError if it names positions, blocks, slots or tokens that cannot be."""

@@ -16,13 +16,17 @@ from rackserve.sched.draft_budget import POLICIES, UNMEASURED, DraftCosts, Draft
 
 
 class Speculation:
-    """Drafts of one device's steps. `costs` may be set once measured; until then a pass counts as costing the same always."""
+    """Drafts of one device's steps.
 
-    __slots__ = ("_block", "_dspark", "_policy", "_synthetic", "costs")
+    costs  what passes cost, for a policy that `needs_costs`; until they are set, a pass counts as costing the same always
+    """
+
+    __slots__ = ("_block", "_dspark", "_policy", "_synthetic", "costs", "needs_costs")
 
     def __init__(self, dspark: DSpark, block: int, options: RunnerOptions) -> None:
         self._dspark, self._block = dspark, block
         self._policy = POLICIES[options.draft_policy]()
+        self.needs_costs = options.draft_policy == "adaptive"
         mean = options.synthetic_acceptance
         self._synthetic = SyntheticAcceptance(mean) if mean else None
         self.costs: DraftCosts = UNMEASURED
