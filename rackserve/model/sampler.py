@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -15,8 +17,47 @@ def sample(logits: Tensor, sampling: SamplingParams, output_index: int) -> int:
 
     top_k keeps the k likeliest (0 = all); top_p then keeps the fewest likeliest whose share reaches top_p.
     """
+    return draw_token(logits, sampling, "sample", output_index)
+
+
+def draw_token(logits: Tensor, sampling: SamplingParams, purpose: str, output_index: int) -> int:
+    """As `sample`, by the draw named (purpose, seed, output index): draws for different purposes are independent."""
     if sampling.temperature <= 0.0:
         return int(logits.argmax())
+    kept = _filtered(logits, sampling)
+    at = draw_at(kept.shares, draw_unit(purpose, sampling.seed, output_index))
+    return at if kept.ids is None else int(kept.ids[at])
+
+
+def probabilities(logits: Tensor, sampling: SamplingParams) -> Tensor:
+    """The law `sample` draws from: float64 [vocab], zero where temperature or filters leave nothing, sum 1 to rounding."""
+    law = torch.zeros(len(logits), dtype=torch.float64, device=logits.device)
+    if sampling.temperature <= 0.0:
+        law[logits.argmax()] = 1.0
+        return law
+    kept = _filtered(logits, sampling)
+    share = kept.weights / kept.shares[-1]
+    if kept.ids is None:
+        return share
+    law[kept.ids] = share
+    return law
+
+
+def draw_at(shares: Tensor, unit: float) -> int:
+    """The index that `unit` in [0, 1) falls on, where `shares` [n] are running sums of weights, the last above 0."""
+    draw = unit * float(shares[-1])
+    return min(int(torch.searchsorted(shares, draw, right=True)), len(shares) - 1)
+
+
+class _Kept(NamedTuple):
+    """What the filters keep: weights and their running sums, float64 [kept], and token ids; None: every id, in order."""
+
+    weights: Tensor
+    shares: Tensor
+    ids: Tensor | None
+
+
+def _filtered(logits: Tensor, sampling: SamplingParams) -> _Kept:
     # The shift by the maximum comes first: a tiny temperature then gives zeros and minus infinities, never NaN.
     scaled = (logits.double() - logits.max()) / sampling.temperature
     if 0 < sampling.top_k < len(logits) or sampling.top_p < 1.0:
@@ -25,13 +66,12 @@ def sample(logits: Tensor, sampling: SamplingParams, output_index: int) -> int:
             scaled, ids = scaled[: sampling.top_k], ids[: sampling.top_k]
     else:
         ids = None
-    shares = scaled.exp().cumsum(0)
+    weights = scaled.exp()
+    shares = weights.cumsum(0)
     if sampling.top_p < 1.0:
         kept = int(torch.searchsorted(shares, shares[-1] * sampling.top_p)) + 1
-        shares = shares[:kept]
-    draw = draw_unit("sample", sampling.seed, output_index) * float(shares[-1])
-    at = min(int(torch.searchsorted(shares, draw, right=True)), len(shares) - 1)
-    return at if ids is None else int(ids[at])
+        weights, shares = weights[:kept], shares[:kept]
+    return _Kept(weights, shares, ids if ids is None else ids[: len(weights)])
 
 
 def token_logprobs(logits: Tensor, token: int, num_top: int) -> TokenLogprobs:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rackserve.base.request import SamplingParams
-from rackserve.model.sampler import sample, token_logprobs
+from rackserve.model.sampler import draw_token, probabilities, sample, token_logprobs
 
 LOGITS = torch.tensor([2.0, -1.0, 0.5, 1.5, -30.0])
 
@@ -69,3 +69,29 @@ def test_logprobs_are_of_the_plain_distribution_best_first() -> None:
     assert [value for _, value in found.top] == pytest.approx([math.log(shares[token]) for token in (0, 3, 2)], abs=1e-5)
     assert token_logprobs(LOGITS, 2, 0).top == ()
     assert len(token_logprobs(LOGITS, 2, 20).top) == 5
+
+
+@pytest.mark.parametrize(
+    ("sampling", "kept"),
+    [
+        (SamplingParams(), [0]),
+        (SamplingParams(temperature=2.0), [0, 1, 2, 3, 4]),
+        (SamplingParams(temperature=1.0, top_k=2), [0, 3]),
+        (SamplingParams(temperature=2.0, top_k=3, top_p=0.99), [0, 2, 3]),
+        (SamplingParams(temperature=1e-300, top_p=0.5), [0]),
+    ],
+)
+def test_probabilities_are_the_law_that_draws_follow(sampling: SamplingParams, kept: list[int]) -> None:
+    found = probabilities(LOGITS, sampling)
+    shares = law(LOGITS - 2, max(sampling.temperature, 1e-3), kept)
+    assert found.dtype == torch.float64
+    assert found.tolist() == pytest.approx([shares.get(token, 0.0) for token in range(5)], rel=1e-6)
+
+
+def test_draws_for_different_purposes_are_independent() -> None:
+    sampling = SamplingParams(temperature=2.0)
+    pairs = [tuple(draw_token(LOGITS, sampling, purpose, index) for purpose in ("sample", "draft")) for index in range(2000)]
+    assert [first for first, _ in pairs] == [sample(LOGITS, sampling, index) for index in range(2000)]
+    shares = law(LOGITS, 2.0, [0, 1, 2, 3])
+    same = sum(share**2 for share in shares.values())
+    assert abs(sum(a == b for a, b in pairs) - 2000 * same) <= 5 * math.sqrt(2000 * same * (1 - same))
