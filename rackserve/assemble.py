@@ -66,7 +66,9 @@ class RackConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         topology = self.topology
         if not layout.has_window:
             return
-        if topology.rank_windows < 3:
+        if not layout.stores_state and topology.rank_windows < 1:
+            raise ConfigError("topology.rank_windows must be at least 1: a sequence hands over one state of this model")
+        if layout.stores_state and topology.rank_windows < 3:
             raise ConfigError(
                 "topology.rank_windows must be at least 3: a sequence resumes from one state of this model and stores two"
             )
@@ -86,6 +88,7 @@ def build_router(config: RackConfig, layout: KvLayout, ports: Ports) -> Router:
         topology.decode_blocks * block_tokens,
         block_tokens,
         config.rates.fetch_cost(layout) if given is None else given,
+        layout.replay_tokens,
     )
     return Router(config.router, capacity, config.deadlines, ports)
 

@@ -3,8 +3,11 @@
 It is the cheapest full test of the serving system: a stale, missing, swapped or half-written block, a lost resume state or a
 wrong position changes the output. It runs on both hosts, without torch, through the same `Step` values as a real model.
 
-Entry of position p (8 bytes, `full` group) = H(entries 0..p-1, window state after p, token p). The window state (16 bytes,
-`window` group, optional) folds all tokens so far and is carried in the engine or restored from a slot.
+A row names a position: its token and the `history_tokens` ids before it. Entry of position p (8 bytes, `full` group) =
+H(entries 0..p-1, window state after p, row p). The window state (`window` group, optional) is carried in the engine or
+restored from a slot: a fold of all rows so far, or with `replay_tokens` a mark of row p and of the n rows before it, so that
+it takes n positions to bring it back. With `tail_tokens` n more marks follow, of the last n rows, which are blank where a
+position did not pass all layers; a drawn token depends on them while entries do not.
 """
 
 from __future__ import annotations
@@ -13,6 +16,8 @@ from array import array
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
+from msgspec import structs
+
 from rackserve.base.errors import InvariantError
 from rackserve.base.kv_layout import KvGroup, KvLayout
 from rackserve.base.request import SamplingParams
@@ -20,21 +25,32 @@ from rackserve.base.rng import draw_below
 from rackserve.base.step import ItemResult, Step, StepItem, StepResult
 
 ENTRY_BYTES = 8
-WINDOW_BYTES = 16
+FOLD_BYTES = 16
+MARK_BYTES = 8
 
 
-def digest_layout(block_tokens: int, *, window: bool = False) -> KvLayout:
-    """Layout of the digest model: 8 bytes per position, and 16 bytes of resume state if `window`."""
+def digest_layout(
+    block_tokens: int, *, window: bool = False, history: int = 0, replay: int = 0, tail: bool = False
+) -> KvLayout:
+    """Layout of the digest model: 8 bytes per position, and a resume state if `window` or `replay`.
+
+    replay   the state is not stored but comes back by computing so many positions again; 0: it is stored
+    tail     positions of a prompt before the last `replay` do not pass all layers
+    """
     full = KvGroup("entries", "full", ENTRY_BYTES * block_tokens)
-    groups = (full, KvGroup("fold", "window", WINDOW_BYTES)) if window else (full,)
-    return KvLayout(block_tokens, groups)
+    size = (replay + 1 + tail * replay) * MARK_BYTES if replay else FOLD_BYTES
+    groups = (full, KvGroup("fold", "window", size)) if window or replay else (full,)
+    return KvLayout(block_tokens, groups, history, replay, replay if tail else 0)
 
 
 @dataclass(slots=True)
 class _Sequence:
+    """What the engine carries: block table, tokens drawn last, ids before the next position, and the window state there."""
+
+    fold: bytes
+    ids: array[int]
     blocks: list[int] = field(default_factory=list)
     last: tuple[int, ...] = ()
-    fold: bytes = bytes(WINDOW_BYTES)
 
 
 class DigestRunner:
@@ -56,39 +72,63 @@ class DigestRunner:
         return StepResult(step.dp_rank, tuple(self._run_item(item) for item in step.items))
 
     def _run_item(self, item: StepItem) -> ItemResult:
-        state = self._sequences.setdefault(item.sequence, _Sequence())
+        state = self._sequences.get(item.sequence)
+        if state is None:
+            state = self._sequences[item.sequence] = _Sequence(bytes(self.layout.window_bytes), array("i", item.history))
         state.blocks.extend(item.new_blocks)
         if item.restore >= 0:
             state.fold = bytes(self._window(item.restore))
+        end = item.start + item.num_tokens
+        if item.snapshot_at < 0 and item.snapshot >= 0:
+            item = structs.replace(item, snapshot_at=end)
         tokens = array("i", item.tokens) if item.tokens else array("i", state.last[-item.num_tokens :])
-        digest = self._compute(state, item.start, tokens)
-        if item.snapshot >= 0:
-            self._window(item.snapshot)[:] = state.fold
+        digest = self._compute(state, item, item.start, tokens)
         if not item.sample:
             return ItemResult(item.sequence, ())
         drawn = [next_token(digest, item.sampling, item.output_index, self._vocab)]
         # A draft head that is right this often, by chance that depends on the position alone:
         accepted = draw_below(item.num_draft + 1, "draft", item.start) if item.num_draft else 0
         for extra in range(accepted):
-            digest = self._compute(state, item.start + item.num_tokens + extra, array("i", drawn[-1:]))
+            digest = self._compute(state, item, end + extra, array("i", drawn[-1:]))
             drawn.append(next_token(digest, item.sampling, item.output_index + extra + 1, self._vocab))
         state.last = tuple(drawn)
-        return ItemResult(item.sequence, state.last)
+        return ItemResult(item.sequence, state.last, num_verified=item.num_draft)
 
-    def _compute(self, state: _Sequence, start: int, tokens: array[int]) -> bytes:
-        """Write the entries of positions [start, start + len(tokens)); returns the digest of the last."""
+    def _compute(self, state: _Sequence, item: StepItem, start: int, tokens: array[int]) -> bytes:
+        """Write the entries of positions [start, start + len(tokens)) of `item`; returns the digest of the last."""
         context = blake2b(digest_size=16)
         for position in range(start):
             context.update(self._entry(state, position))
-        digest = b""
-        for offset, token in enumerate(tokens):
-            state.fold = blake2b(state.fold + token.to_bytes(4, "little"), digest_size=WINDOW_BYTES).digest()
+        history, digest = self.layout.history_tokens, b""
+        for position, token in enumerate(tokens, start):
+            state.ids.append(token)
+            row = state.ids[-1 - history :].tobytes()
+            state.fold = self._fold(state.fold, row, full=position >= item.full_from)
+            entries_read, tail = self._halves(state.fold)
             probe = context.copy()
-            probe.update((state.fold if self.layout.has_window else b"") + token.to_bytes(4, "little"))
+            probe.update(entries_read + row)
             digest = probe.digest()
-            self._entry(state, start + offset)[:] = digest[:ENTRY_BYTES]
-            context.update(digest[:ENTRY_BYTES])
+            if position >= item.start + item.replayed:
+                self._entry(state, position)[:] = digest[:ENTRY_BYTES]
+            context.update(self._entry(state, position))
+            if tail:
+                digest = blake2b(digest + tail, digest_size=16).digest()
+            if position + 1 == item.snapshot_at:
+                self._window(item.snapshot)[:] = state.fold
         return digest
+
+    def _fold(self, fold: bytes, row: bytes, *, full: bool) -> bytes:
+        """The window state after one more position; `full`: it passes all layers."""
+        if not self.layout.replay_tokens:
+            return blake2b(fold + row, digest_size=FOLD_BYTES).digest() if fold else fold
+        mark = blake2b(row, digest_size=MARK_BYTES).digest()
+        shallow, deep = self._halves(fold)
+        return shallow[MARK_BYTES:] + mark + (deep[MARK_BYTES:] + (mark if full else bytes(MARK_BYTES)) if deep else b"")
+
+    def _halves(self, fold: bytes) -> tuple[bytes, bytes]:
+        """The part of a window state that entries depend on, and the part that only drawn tokens do."""
+        size = (self.layout.replay_tokens + 1) * MARK_BYTES if self.layout.tail_tokens else len(fold)
+        return fold[:size], fold[size:]
 
     def _entry(self, state: _Sequence, position: int) -> memoryview:
         block_tokens = self.layout.block_tokens
@@ -96,8 +136,8 @@ class DigestRunner:
         return self._arena[at : at + ENTRY_BYTES]
 
     def _window(self, slot: int) -> memoryview:
-        at = self._window_base + slot * WINDOW_BYTES
-        return self._arena[at : at + WINDOW_BYTES]
+        at = self._window_base + slot * self.layout.window_bytes
+        return self._arena[at : at + self.layout.window_bytes]
 
 
 def next_token(digest: bytes, sampling: SamplingParams, output_index: int, vocab_size: int) -> int:
@@ -113,13 +153,16 @@ def cold_output(
     max_tokens: int,
     *,
     window: bool = False,
+    history: int = 0,
+    replay: int = 0,
+    tail: bool = False,
     vocab_size: int = 64,
     stop: tuple[int, ...] = (),
     sampling: SamplingParams | None = None,
 ) -> list[int]:
     """Output tokens of a fresh, cacheless server for the prompt `tokens` (int32 ids): the oracle of law I13."""
     ids = list(array("i", tokens))
-    layout = digest_layout(1, window=window)
+    layout = digest_layout(1, window=window, history=history, replay=replay, tail=tail)
     total = len(ids) + max_tokens
     runner = DigestRunner(memoryview(bytearray(total * layout.block_bytes)), total, layout, vocab_size)
     output: list[int] = []
@@ -134,6 +177,7 @@ def cold_output(
             sample=True,
             output_index=len(output),
             sampling=sampling or SamplingParams(),
+            full_from=max(0, len(ids) - layout.tail_tokens) if tail and not output else 0,
         )
         token = runner.run(Step(0, (item,))).items[0].tokens[0]
         output.append(token)

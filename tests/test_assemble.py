@@ -43,6 +43,13 @@ def test_a_model_with_resume_state_needs_slots_for_it(topology: Topology, name: 
     RackConfig(topology=topology).check_layout(digest_layout(4))
 
 
+def test_a_state_that_is_only_handed_over_needs_one_slot_and_none_in_the_pool() -> None:
+    replayed = digest_layout(4, replay=3)
+    RackConfig(topology=Topology(rank_windows=1, segment_windows=0)).check_layout(replayed)
+    with pytest.raises(ConfigError, match=r"topology\.rank_windows must be at least 1"):
+        RackConfig(topology=Topology(rank_windows=0)).check_layout(replayed)
+
+
 @pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf, 1e-300, 1e300])
 @pytest.mark.parametrize("name", ["prefill_tokens_per_s", "fetch_bytes_per_s"])
 def test_a_rate_that_cannot_be_measured_is_refused(name: str, value: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -17,8 +18,8 @@ BLOCK = 4
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
 
 
-def runner(window: bool = False, num_blocks: int = 8) -> tuple[DigestRunner, bytearray]:
-    layout = digest_layout(BLOCK, window=window)
+def runner(window: bool = False, num_blocks: int = 8, **model: Any) -> tuple[DigestRunner, bytearray]:
+    layout = digest_layout(BLOCK, window=window, **model)
     arena = bytearray(num_blocks * layout.block_bytes + 4 * layout.window_bytes)
     return DigestRunner(memoryview(arena), num_blocks, layout), arena
 
@@ -116,3 +117,72 @@ def test_a_retired_sequence_is_forgotten() -> None:
 def test_an_arena_too_small_is_refused() -> None:
     with pytest.raises(InvariantError, match="8 blocks need"):
         DigestRunner(memoryview(bytearray(10)), 8, digest_layout(BLOCK))
+
+
+@pytest.mark.parametrize("window", [False, True])
+@pytest.mark.parametrize(
+    ("given", "equal"), [(TOKENS[5:8], True), (TOKENS[6:8], False), ([], False), ([*TOKENS[6:8], 0], False)]
+)
+def test_the_ids_before_the_first_item_matter(given: list[int], equal: bool, window: bool) -> None:
+    model: dict[str, Any] = {"window": window, "history": 3}
+    made, _ = runner(**model)
+    run(made, item(0, TOKENS[:8], (0, 1, 2), sample=False, snapshot=3 if window else -1))
+    part = StepItem(2, 8, 3, ids(TOKENS[8:]), (0, 1, 2), True, restore=3 if window else -1, history=ids(given))
+    assert (list(run(made, part)) == cold_output(ids(TOKENS), 1, **model)) == equal
+
+
+@pytest.mark.parametrize("tail", [False, True])
+@pytest.mark.parametrize("replay", [1, 2, 5])
+def test_computing_the_last_positions_again_brings_the_state_back(replay: int, tail: bool) -> None:
+    model: dict[str, Any] = {"history": 2, "replay": replay, "tail": tail}
+    cold = cold_output(ids(TOKENS), 1, **model)
+    for again, rewritten, equal in ((replay, False, True), (replay - 1, False, False), (replay, True, False)):
+        made, arena = runner(**model)
+        run(made, item(0, TOKENS[:8], (0, 1, 2), sample=False))
+        before = bytes(arena)
+        start = 8 - again
+        part = StepItem(
+            2, start, 11 - start, ids(TOKENS[start:]), (0, 1, 2), True, history=ids(TOKENS[max(0, start - 2) : start]),
+            replayed=0 if rewritten else again, full_from=11 - replay if tail else 0,
+        )  # fmt: skip
+        assert (list(run(made, part)) == cold) == equal, (again, rewritten)
+        if not rewritten:
+            assert bytes(arena)[: 8 * 8] == before[: 8 * 8]
+
+
+def test_a_position_that_did_not_pass_all_layers_matters_to_tokens_but_not_to_entries() -> None:
+    model: dict[str, Any] = {"replay": 3, "tail": True}
+    outputs, arenas = [], []
+    for full_from in (0, 8, 9):
+        made, arena = runner(**model)
+        outputs.append(run(made, item(0, TOKENS, (0, 1, 2), full_from=full_from)))
+        arenas.append(bytes(arena))
+    assert outputs[0] == outputs[1] != outputs[2]
+    assert arenas[0] == arenas[1] == arenas[2]
+
+
+def test_a_state_is_stored_where_it_is_asked_for_or_not_at_all() -> None:
+    """Drafts may pass the place or not; a state before it or behind it would be another one."""
+    history = [*TOKENS, *cold_output(ids(TOKENS), 12, window=True)]
+    stored = 0
+    for start in range(len(TOKENS), len(TOKENS) + 8):
+        for ahead in range(1, 5):
+            made, arena = runner(window=True)
+            run(made, item(0, history[:start], tuple(range(8)), sample=False))
+            place = slice(8 * 32 + 3 * 16, 8 * 32 + 4 * 16)
+            drawn = run(made, item(start, history[start : start + 1], num_draft=3, snapshot=3, snapshot_at=start + ahead))
+            reached = len(drawn) >= ahead
+            made.run(
+                Step(0, (StepItem(2, 0, start + ahead, ids(history[: start + ahead]), (7, 6, 5, 4, 3, 2), False, snapshot=2),))
+            )
+            right = arena[8 * 32 + 2 * 16 : 8 * 32 + 3 * 16]
+            assert arena[place] == (right if reached else bytes(16))
+            stored += reached
+    assert 8 < stored < 32
+
+
+def test_all_drafts_asked_for_are_verified() -> None:
+    made, _ = runner()
+    run(made, item(0, TOKENS[:-1], tuple(range(8)), sample=False))
+    result = made.run(Step(0, (item(len(TOKENS) - 1, TOKENS[-1:], num_draft=3),))).items[0]
+    assert result.num_verified == 3 >= len(result.tokens) - 1

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disa
 from rackserve.base.events import (
     AttemptRetried,
     BlocksEvicted,
+    DraftsVerified,
     Event,
     FirstTokenSent,
     MessageDropped,
@@ -36,6 +37,9 @@ OUTCOMES = ("finished", "aborted", "refused")
 ERRORS = ("400", "404", "408", "413", "429", "500", "503", "504", "stream")
 TRANSFER_KINDS = ("fetch", "push", "spill")
 TRANSFER_OUTCOMES = ("finished", "failed")
+DRAFT_POSITIONS = ("1", "2", "3", "4", "5")
+"""Positions whose series exist from the start; deeper drafts add theirs when they are first verified."""
+
 _MAX_UNKNOWN_NAMES = 100
 
 
@@ -56,6 +60,7 @@ class Metrics:
             FirstTokenSent: lambda event: self._ttft.observe(to_seconds(event.ttft_ns)),
             RequestEnded: self._on_ended,
             StepDone: self._on_step,
+            DraftsVerified: self._on_drafts,
             QueueChanged: self._on_queue,
             TransferDone: self._on_transfer,
             BlocksEvicted: lambda event: self._evicted.labels(str(event.holder)).inc(event.num_blocks),
@@ -106,6 +111,12 @@ class Metrics:
         self._preempted = self._counter("preemptions", "Sequences that gave way to others", "rank")
         for metric in (self._running, self._queued, self._up, self._restarts, self._steps, self._new_tokens, self._preempted):
             _start(metric, self._ranks)
+        self._drafting = self._counter("draft_turns", "Turns of a sequence in a step that might verify drafts; each yields "
+                                       "one token that no draft gave: tokens per turn are 1 + accepted / turns")  # fmt: skip
+        self._verified = self._counter("drafts_verified", "Drafts verified, by position after the known token", "position")
+        self._accepted = self._counter("drafts_accepted", "Drafts accepted, by position after the known token", "position")
+        _start(self._verified, DRAFT_POSITIONS)
+        _start(self._accepted, DRAFT_POSITIONS)
         self._evicted = self._counter("blocks_evicted", "KV blocks evicted", "holder")
         _start(self._evicted, holders)
         self._transfers = self._counter("transfers", "KV transfers that ended", "kind", "outcome")
@@ -139,6 +150,12 @@ class Metrics:
     def _on_step(self, event: StepDone) -> None:
         self._steps.labels(str(event.rank)).observe(to_seconds(event.duration_ns))
         self._new_tokens.labels(str(event.rank)).inc(event.new_tokens)
+
+    def _on_drafts(self, event: DraftsVerified) -> None:
+        self._drafting.inc(event.num_sequences)
+        for metric, numbers in ((self._verified, event.verified), (self._accepted, event.accepted)):
+            for position, number in enumerate(numbers, 1):
+                metric.labels(str(position)).inc(number)
 
     def _on_queue(self, event: QueueChanged) -> None:
         if event.rank in self._down:

@@ -92,6 +92,19 @@ class StepDone(Event, frozen=True):
     dummy: bool = False
 
 
+class DraftsVerified(Event, frozen=True):
+    """What became of the drafts of one rank's step.
+
+    num_sequences        items that might have had drafts verified; each also yields one token that no draft gave
+    verified, accepted   by draft position, first to last: items in which the draft there was verified, and was accepted
+    """
+
+    rank: Rank
+    num_sequences: int
+    verified: tuple[int, ...]
+    accepted: tuple[int, ...]
+
+
 class QueueChanged(Event, frozen=True):
     """Requests of a rank that wait for their first step, and those that have had one, after a change."""
 
@@ -152,6 +165,6 @@ class RankChanged(Event, frozen=True):
 
 AnyEvent = (
     RequestArrived | RequestPlaced | PrefillAdmitted | FirstTokenSent | RequestEnded | StepDone | QueueChanged
-    | TransferDone | BlocksEvicted | Preempted | AttemptRetried | MessageDropped | RankChanged
+    | DraftsVerified | TransferDone | BlocksEvicted | Preempted | AttemptRetried | MessageDropped | RankChanged
 )  # fmt: skip
 """The closed set of events, for typed decoding of recordings."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from rackserve.base.events import DraftsVerified
 from rackserve.base.units import NS_PER_MS, NS_PER_S, Time
-from rackserve.bench.records import RequestRecord, RunInfo
+from rackserve.bench.records import RecordedEvent, RequestRecord, RunInfo
 
 DEFINITIONS = {
     "percentile": "linear interpolation between order statistics: rank (n - 1) * q",
@@ -25,6 +26,9 @@ DEFINITIONS = {
     "throughput": "tokens of successful requests / (last end - first sending); cached input, uncached input and output apart",
     "throughput_per_gpu": "the same, divided by all GPUs of the rack, prefill and decode",
     "steady_throughput": "only requests that ended before the first lane found no further session, over that time",
+    "draft_acceptance": "by draft position: drafts accepted / drafts verified there; one is accepted only with all before it",
+    "tokens_per_step_with_bonus": "1 + drafts accepted / turns of sequences in steps that might verify drafts: the token that "
+    "no draft gave counts, and so does a turn in which nothing was verified",
     "hit_rate": "cached / prompt tokens by the server's usage",
     "ideal_hit_rate": "an infinite cache over served blocks, the same prompts in order of sending, last token always computed",
     "ideal_trace_hit_rate": "an infinite cache over the blocks of the trace: hits / blocks",
@@ -115,6 +119,8 @@ class Summary(msgspec.Struct, frozen=True):
     e2e_ms: Distribution | None
     e2e_from_due_ms: Distribution | None
     send_delay_ms: Distribution | None
+    draft_acceptance: tuple[float, ...] | None = None
+    tokens_per_step_with_bonus: float | None = None
 
     @property
     def exit_code(self) -> int:
@@ -168,8 +174,26 @@ def _inverse_s(ms: float | None) -> float | None:
     return 1_000.0 / ms if ms else None
 
 
-def summarize(run: RunInfo, records: Sequence[RequestRecord], limits: Limits | None = None) -> Summary:
-    """The figures of a run from its request records; a summary comes out whatever failed."""
+def acceptance(events: Iterable[RecordedEvent]) -> tuple[tuple[float, ...], float] | None:
+    """(`draft_acceptance`, `tokens_per_step_with_bonus`) of a run's events; None if no draft was verified."""
+    verified: Counter[int] = Counter()
+    accepted: Counter[int] = Counter()
+    num_turns = 0
+    for recorded in events:
+        if isinstance(recorded.event, DraftsVerified):
+            num_turns += recorded.event.num_sequences
+            verified.update(dict(enumerate(recorded.event.verified)))
+            accepted.update(dict(enumerate(recorded.event.accepted)))
+    if not verified.total():
+        return None
+    shares = tuple(accepted[position] / verified[position] for position in sorted(verified) if verified[position])
+    return shares, 1 + accepted.total() / num_turns
+
+
+def summarize(
+    run: RunInfo, records: Sequence[RequestRecord], limits: Limits | None = None, events: Iterable[RecordedEvent] = ()
+) -> Summary:
+    """The figures of a run from its request records and the rack's events; a summary comes out whatever failed."""
     limits = limits or Limits()
     measured = [record for record in records if not record.warmup]
     done = [record for record in measured if not record.error]
@@ -187,6 +211,7 @@ def summarize(run: RunInfo, records: Sequence[RequestRecord], limits: Limits | N
     expected = sum(record.output_tokens >= 2 for record in done)
     prompt, cached = sum(record.prompt_tokens for record in done), sum(record.cached_tokens for record in done)
     planned = sum(record.planned_prompt_tokens for record in done)
+    drafts = acceptance(events) or (None, None)
     summary = Summary(
         run=run,
         valid=True,
@@ -224,6 +249,8 @@ def summarize(run: RunInfo, records: Sequence[RequestRecord], limits: Limits | N
         e2e_ms=_ms(done, "last_ns", "sent_ns"),
         e2e_from_due_ms=_ms(done, "last_ns", "due_ns"),
         send_delay_ms=_ms(measured, "sent_ns", "due_ns"),
+        draft_acceptance=drafts[0],
+        tokens_per_step_with_bonus=drafts[1],
     )
     reasons = _invalid_reasons(summary, done, limits)
     return msgspec.structs.replace(summary, valid=not reasons, invalid_reasons=reasons)

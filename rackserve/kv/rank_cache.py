@@ -50,7 +50,7 @@ class RankCache:
         self.layout = layout
         self._arena = Arena(num_blocks)
         self._windows = Arena(num_window_slots)
-        self._cache = RunCache(needs_window=layout.has_window)
+        self._cache = RunCache(needs_window=layout.stores_state)
         self._events: list[Stored | Removed] = []
         self._leases: dict[Lease, None] = {}
 
@@ -168,6 +168,10 @@ class RankCache:
         _, surplus = self._cache.insert(prefix(lease.chain, num_blocks), [], num_blocks, window_slot)
         if surplus >= 0:
             self._windows.free([surplus])
+
+    def state(self, lease: Lease) -> int:
+        """The slot with the resume state at the end of the lease's committed blocks, or -1; stays put until the next commit."""
+        return NO_SLOT if lease._run is None else self._cache.window_slot(lease._run)
 
     def release(self, lease: Lease) -> None:
         """End the lease: its own blocks are free, its cached ones unpinned. Only after the last step or transfer on it.

@@ -150,8 +150,9 @@ class DecodeNode:
         worker, request = self.worker, sequence.request
         dp_rank = worker.dp_rank(sequence)
         if 0 <= sequence.boundary == sequence.computed // worker.layout.block_tokens:
-            sequence.window_states.append((sequence.boundary, sequence.boundary_slot))
-        worker.spill(sequence)
+            sequence.stored.append((sequence.boundary, sequence.state_slot(sequence.boundary)))
+            worker.commit(sequence)
+        worker.spiller.offer(sequence)
         worker.ports.transport.send(ROUTER, AttemptFinished(request.id, request.attempt, worker.ranks[dp_rank]))
         del self._visits[sequence.key]
         worker.end(sequence, "done")

@@ -63,7 +63,7 @@ class Pusher:
         block_tokens = worker.layout.block_tokens
         complete = sequence.state == "pushing"
         total = blocks_for(sequence.request.num_tokens, block_tokens)
-        upto = total if complete else sequence.computed // block_tokens
+        upto = total if complete else sequence.num_present // block_tokens
         region = worker.region(worker.dp_rank(sequence))
         copies = []
         if upto > errand.pushed:
@@ -72,7 +72,7 @@ class Pusher:
             copies.append(Copy(region, reserved.region, "full", sources, targets))
             errand.pushed = upto
         if complete and reserved.window_slot >= 0 and not errand.window_pushed:
-            at_boundary = sequence.request.num_tokens % block_tokens == 0
+            at_boundary = worker.layout.stores_state and sequence.request.num_tokens % block_tokens == 0
             state = sequence.boundary_slot if at_boundary else sequence.end_slot
             copies.append(Copy(region, reserved.region, "window", (state,), (reserved.window_slot,)))
             errand.window_pushed = True

@@ -33,7 +33,7 @@ class PoolNode:
     """Node `pool`. Presence events go out before the answer that made them true (see `Directory`)."""
 
     def __init__(self, config: PoolConfig, layout: KvLayout, ports: Ports) -> None:
-        self.directory = Directory(config, needs_window=layout.has_window)
+        self.directory = Directory(config, needs_window=layout.stores_state)
         self._ports = ports
         self.announcer = Announcer(POOL_RANK, ports.transport, self.directory.chains)
         self._sweep_at: Time | None = None

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from rackserve.base.events import PrefillAdmitted
 from rackserve.base.ids import FRONTEND, POOL, ROUTER, Attempt
-from rackserve.base.keys import count, key_at, prefix
+from rackserve.base.keys import common_blocks, count, key_at, prefix
 from rackserve.base.messages import (
     AbortAttempt,
     AttemptFailed,
@@ -77,38 +77,55 @@ class PrefillNode:
 
     def admit(self, sequence: Sequence, dp_rank: int) -> bool | None:
         """True: it has its blocks now. False: they cannot be had yet. None: another sequence is computing its next block."""
-        block_tokens = self.worker.layout.block_tokens
-        matched = self.worker.caches[dp_rank].match(sequence.chain, self._reusable(sequence))
+        worker, cache, limit = self.worker, self.worker.caches[dp_rank], self._reusable(sequence)
+        matched = cache.match(sequence.chain, limit)
         if self._is_coming(sequence, matched, dp_rank):
             return None
-        if not self.worker.acquire(sequence, dp_rank, matched, blocks_for(sequence.request.num_tokens, block_tokens)):
+        present = cache.present(sequence.chain, limit)
+        if not worker.acquire(sequence, dp_rank, matched, blocks_for(sequence.request.num_tokens, worker.layout.block_tokens)):
             return False
-        sequence.computed = sequence.scheduled = matched * block_tokens
+        self._resume(sequence, matched)
         self._errands[sequence.key].local = sequence.computed
+        if present > matched:  # others have had these blocks, and none left a state where this one parts from them
+            worker.want_state(sequence, present)
         return True
+
+    def _resume(self, sequence: Sequence, num_blocks: int) -> None:
+        """Go on behind the first `num_blocks` blocks, which are cached; if no state is stored, `replay_tokens` before."""
+        cached, replay = num_blocks * self.worker.layout.block_tokens, self.worker.layout.replay_tokens
+        sequence.computed = sequence.scheduled = max(0, cached - replay)
+        sequence.replay_end = cached if replay else 0
 
     def _reusable(self, sequence: Sequence) -> int:
         """Blocks of the prompt that need not be computed if they are had; its last token always is, as output starts there."""
         return (sequence.request.num_tokens - 1) // self.worker.layout.block_tokens
 
     def _is_coming(self, sequence: Sequence, matched: int, dp_rank: int) -> bool:
-        """Whether an admitted sequence of this rank will yield the first block this one lacks: then computing it is waste."""
-        if matched >= min(self._reusable(sequence), count(sequence.chain)) or self.worker.layout.has_window:
+        """Whether an admitted sequence of this rank will yield the first block this one lacks: then computing it is waste.
+
+        Where resume needs a stored state, that sequence is asked to leave one where the two part; if it is past that, no.
+        """
+        worker, chain = self.worker, sequence.chain
+        limit = min(self._reusable(sequence), count(chain))
+        if matched >= limit:
             return False
-        wanted = key_at(sequence.chain, matched)
-        return any(
-            other.lease is not None
-            and not other.ended
-            and self.worker.dp_rank(other) == dp_rank
-            and other.lease.committed <= matched < count(other.chain)
-            and key_at(other.chain, matched) == wanted
-            for other in self.worker.sequences.values()
-            if other is not sequence and other.state in ("fetching", "ready", "running")
-        )
+        wanted = key_at(chain, matched)
+        for other in worker.sequences.values():
+            if other is sequence or other.state not in ("fetching", "ready", "running") or other.lease is None:
+                continue
+            if worker.dp_rank(other) != dp_rank or matched >= count(other.chain) or key_at(other.chain, matched) != wanted:
+                continue
+            if not worker.layout.stores_state:
+                if other.lease.committed <= matched:
+                    return True
+            elif worker.want_state(other, min(limit, matched + common_blocks(chain, matched, other.chain, matched))):
+                return True
+        return False
 
     def start(self, sequence: Sequence, dp_rank: int) -> None:
         """The sequence has its blocks: ask the pool for what is missing, or compute."""
-        from_block, limit = sequence.computed // self.worker.layout.block_tokens, self._reusable(sequence)
+        from_block = sequence.lease.matched if sequence.lease is not None else 0
+        limit = self._reusable(sequence)
         if self._rates is None or from_block >= limit:
             self._ready(sequence)
             return
@@ -150,7 +167,7 @@ class PrefillNode:
         if message.lease and self._rates is not None:
             block_tokens = worker.layout.block_tokens
             found = message.from_block + len(message.slots)
-            wanted = plan_fetch(message.from_block, found, block_tokens, self._rates)
+            wanted = plan_fetch(message.from_block, found, block_tokens, self._rates, worker.layout.replay_tokens)
         if not wanted:
             if message.lease:
                 worker.ports.transport.send(POOL, PoolRelease(message.lease))
@@ -166,9 +183,12 @@ class PrefillNode:
         copies = pool_copies(
             region, sequence.block_table[first : first + num_blocks], found.slots[:num_blocks], "full", to_pool=False
         )
-        if found.window_slot is not None:
-            copies += pool_copies(region, [sequence.end_slot], (found.window_slot,), "window", to_pool=False)
-        has_state = found.window_slot is not None or not worker.layout.has_window
+        cache, lease, state = worker.caches[worker.dp_rank(sequence)], sequence.lease, sequence.end_slot
+        if found.window_slot is not None and lease is not None:
+            spare = cache.allocate_window(lease)  # to keep it for others too; the other slot only lends itself
+            state = sequence.end_slot if spare is None else spare
+            copies += pool_copies(region, [state], (found.window_slot,), "window", to_pool=False)
+        has_state = found.window_slot is not None or not worker.layout.stores_state
 
         def on_end(finished: bool) -> None:
             worker.ports.transport.send(POOL, PoolRelease(found.lease))
@@ -176,11 +196,13 @@ class PrefillNode:
             if sequence.ended:
                 return
             if finished and has_state:
-                errand.fetched = num_blocks * worker.layout.block_tokens
-                sequence.computed = sequence.scheduled = (first + num_blocks) * worker.layout.block_tokens
-                if worker.layout.has_window:
-                    sequence.restore = sequence.end_slot
+                self._resume(sequence, first + num_blocks)
+                errand.fetched = sequence.computed - errand.local
+                if state != sequence.end_slot:
+                    sequence.stored.append((first + num_blocks, state))
                 worker.commit(sequence)
+                if found.window_slot is not None and lease is not None:
+                    sequence.restore = state if state == sequence.end_slot else cache.state(lease)
             self._ready(sequence)
 
         worker.moves.start("fetch", sequence, copies, on_end)
@@ -215,9 +237,7 @@ class PrefillNode:
             tuple(sequence.logprobs),
         )
         send(FRONTEND, emitted)
-        if sequence.boundary >= 0:
-            sequence.window_states.append((sequence.boundary, sequence.boundary_slot))
-        worker.spill(sequence)
+        worker.spiller.offer(sequence)
         if sequence.finish is not None:
             send(ROUTER, AttemptFinished(request.id, request.attempt, rank))
             worker.moves.cancel_all(sequence, "push")

@@ -46,12 +46,20 @@ from rackserve.route.promises import Promises
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """Tokens the ranks of each role hold, tokens of a block, and what fetching a token costs (see `route.cost`)."""
+    """Tokens the ranks of each role hold, tokens of a block, and what fetching a token costs (see `route.cost`).
+
+    replay_tokens   of each cached prefix so many tokens are computed again (see `KvLayout`)
+    """
 
     prefill_tokens: int
     decode_tokens: int
     block_tokens: int
     fetch_cost: float
+    replay_tokens: int = 0
+
+    def saved_tokens(self, num_blocks: int) -> int:
+        """Tokens that need not be computed if the first `num_blocks` blocks of a prompt are cached."""
+        return max(0, num_blocks * self.block_tokens - self.replay_tokens)
 
 
 class Router:
@@ -147,13 +155,13 @@ class Router:
     def _candidates(self, request: Request, held: dict[Rank, int]) -> list[Candidate]:
         """Every prefill rank that is up, weighed for this request, in rank order. `held`: blocks of its chain by holder."""
         coming = self.promises.match(request.chain)
-        block_tokens = self._capacity.block_tokens
-        pool_tokens = held.get(POOL_RANK, 0) * block_tokens
+        saved = self._capacity.saved_tokens
+        pool_tokens = saved(held.get(POOL_RANK, 0))
         return [
             uncached_work(
                 rank,
                 request.num_tokens,
-                local_tokens=max(held.get(rank, 0), coming.get(rank, 0)) * block_tokens,
+                local_tokens=saved(max(held.get(rank, 0), coming.get(rank, 0))),
                 pool_tokens=pool_tokens,
                 queued_tokens=self.prefill_load.outstanding(rank),
                 num_queued=self.prefill_load.count(rank),

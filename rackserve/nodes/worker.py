@@ -6,18 +6,15 @@ from collections.abc import Callable
 from typing import Protocol
 
 from rackserve.base.errors import InvariantError
-from rackserve.base.events import BlocksEvicted, MessageDropped, Preempted, QueueChanged, StepDone
-from rackserve.base.ids import POOL, Attempt, NodeId, Rank
+from rackserve.base.events import BlocksEvicted, DraftsVerified, MessageDropped, Preempted, QueueChanged, StepDone
+from rackserve.base.ids import Attempt, NodeId, Rank
 from rackserve.base.keys import count
 from rackserve.base.kv_layout import KvLayout
 from rackserve.base.messages import (
     PREEMPTED,
     EngineFailed,
     Message,
-    PoolCancel,
-    PoolCommit,
     PoolGranted,
-    PoolStore,
     SnapshotWanted,
     StepFinished,
     Timeout,
@@ -25,21 +22,24 @@ from rackserve.base.messages import (
     TransferFinished,
 )
 from rackserve.base.request import Placement, Request
-from rackserve.base.step import GroupStep
+from rackserve.base.step import GroupStep, Step, StepResult
 from rackserve.base.transfer import Region, arena_region
-from rackserve.base.units import Time
 from rackserve.kv.rank_cache import RankCache
 from rackserve.nodes.alarms import Alarms
 from rackserve.nodes.deadlines import Deadlines
-from rackserve.nodes.moves import Moves, pool_copies
+from rackserve.nodes.moves import Moves
 from rackserve.nodes.ports import Ports
 from rackserve.nodes.presence import Announcer
+from rackserve.nodes.spills import SPILL, Spiller
 from rackserve.ports import Engine
 from rackserve.runs.cache import Removed
 from rackserve.sched.lockstep import LockstepGroup
 from rackserve.sched.queue import ORDERS, WaitingQueue
 from rackserve.sched.scheduler import Progress, Scheduler, SchedulerConfig
 from rackserve.sched.sequence import Sequence, State, new_sequence
+
+MAX_BRANCHES = 4
+"""Resume states that others may have one sequence leave on its way; each takes a window slot, maybe from an older state."""
 
 
 class Owner(Protocol):
@@ -98,18 +98,16 @@ class Worker:
         ]
         self._owner = owner
         self._incarnation = incarnation
-        self._pool = pool
         self.alarms = Alarms(ports.clock, self._on_timeout)
         self.moves = Moves(
             ports.store, layout, self.alarms, deadlines.ns("transfer"), ports, lambda s: self.ranks[self.dp_rank(s)]
         )
-        self._spilling: dict[Attempt, Sequence] = {}
-        self._grants: set[int] = set()
+        self.spiller = Spiller(self, pool=pool)
         self.queues = [WaitingQueue(ORDERS[scheduler.order](), scheduler.max_skips) for _ in self.ranks]
         self._queue_counts = [[0, 0] for _ in self.ranks]
         self._numbers = 0
         self.handlers: dict[type[Message], Callable[..., None]] = {  # of the messages that any worker gets
-            PoolGranted: self._on_pool_granted,
+            PoolGranted: self.spiller.on_granted,
             SnapshotWanted: self._on_snapshot_wanted,
             StepFinished: self._on_step_finished,
             EngineFailed: self._on_engine_failed,
@@ -137,13 +135,27 @@ class Worker:
         sequence.lease = lease
         sequence.restore = lease.restore
         if self.layout.has_window:
-            slots = [cache.allocate_window(lease), cache.allocate_window(lease)]
+            slots = [cache.allocate_window(lease) for _ in range(2 if self.layout.stores_state else 1)]
             if None in slots:
                 cache.release(lease)
                 sequence.lease = None
                 return False
-            sequence.boundary_slot, sequence.end_slot = (slot for slot in slots if slot is not None)
+            sequence.end_slot, sequence.boundary_slot = (*(slot for slot in slots if slot is not None), -1)[:2]
         return True
+
+    def want_state(self, sequence: Sequence, num_blocks: int) -> bool:
+        """Have a sequence leave a resume state at a boundary of its prompt on its way; False if past it or without a slot."""
+        position = num_blocks * self.layout.block_tokens
+        if sequence.lease is None or sequence.computed >= position:
+            return False
+        if num_blocks in sequence.branches or num_blocks == sequence.request.num_tokens // self.layout.block_tokens:
+            return True
+        if sequence.scheduled >= position or len(sequence.branches) == MAX_BRANCHES:
+            return False
+        slot = self.caches[self.dp_rank(sequence)].allocate_window(sequence.lease)
+        if slot is not None:
+            sequence.branches[num_blocks] = slot
+        return slot is not None
 
     def num_active(self, dp_rank: int) -> int:
         """Sequences that hold blocks on a rank and have not ended."""
@@ -155,7 +167,7 @@ class Worker:
 
     def forget(self, sequence: Sequence) -> None:
         """Give back what an ended sequence holds, as soon as no step or transfer touches it any more."""
-        if not sequence.ended or sequence.holds or sequence.key in self._spilling:
+        if not sequence.ended or sequence.holds:
             return
         if self.sequences.get(sequence.key) is sequence:
             del self.sequences[sequence.key]
@@ -164,9 +176,6 @@ class Worker:
         if lease is None:
             return
         sequence.lease = None
-        for num_blocks, slot in sequence.window_states:
-            if 0 < num_blocks <= lease.committed:
-                self.caches[dp_rank].commit_window(lease, num_blocks, slot)
         self.caches[dp_rank].release(lease)
         self.on_room(dp_rank)
 
@@ -198,13 +207,23 @@ class Worker:
         return placement.prefill.dp_rank if placement.prefill.worker == worker else placement.decode.dp_rank
 
     def commit(self, sequence: Sequence) -> int:
-        """Announce the full blocks whose positions are computed and known; returns how many blocks are committed."""
+        """Announce the full blocks whose positions are computed and known, and store the states that were left at their ends.
+
+        Returns how many blocks are committed.
+        """
         lease = sequence.lease
         if lease is None:
             return 0
-        full = min(sequence.computed, sequence.num_known) // self.layout.block_tokens
+        cache = self.caches[self.dp_rank(sequence)]
+        full = min(sequence.num_present, sequence.num_known) // self.layout.block_tokens
         chain = sequence.extend_chain_to(full, self.layout.block_tokens)
-        self.caches[self.dp_rank(sequence)].commit(lease, chain, min(full, count(chain)))
+        cache.commit(lease, chain, min(full, count(chain)))
+        for num_blocks, slot in sequence.stored:
+            if num_blocks <= lease.committed:
+                cache.commit_window(lease, num_blocks, slot)
+                if slot == sequence.boundary_slot:
+                    sequence.boundary_slot = cache.state(lease)  # another sequence may have stored the same state before
+        sequence.stored.clear()
         return lease.committed
 
     # ------------------------------------------------------------ steps
@@ -230,7 +249,7 @@ class Worker:
 
     def _on_step_finished(self, message: StepFinished) -> None:
         group_step, progress = self.group.finish(message.number, message.results)
-        self._record_step(group_step, message.duration_ns)
+        self._record_step(group_step, message)
         for part in progress:
             self._owner.on_progress(part)
         self._settle(group_step)
@@ -248,8 +267,8 @@ class Worker:
         for sequence in [s for s in self.sequences.values() if s.ended and s.number in numbers]:
             self.forget(sequence)
 
-    def _record_step(self, group_step: GroupStep, duration: Time) -> None:
-        for rank, step in zip(self.ranks, group_step.steps, strict=True):
+    def _record_step(self, group_step: GroupStep, done: StepFinished) -> None:
+        for rank, step, result in zip(self.ranks, group_step.steps, done.results, strict=True):
             record = StepDone(
                 rank,
                 group_step.number,
@@ -258,10 +277,13 @@ class Worker:
                 step.attended,
                 len(step.items),
                 sum(item.sample for item in step.items),
-                duration,
+                done.duration_ns,
                 not step.items,
             )
             self.ports.recorder.record(record)
+            drafts = drafts_verified(rank, step, result)
+            if drafts is not None:
+                self.ports.recorder.record(drafts)
 
     def _record_queues(self) -> None:
         """Note how many sequences of each rank wait for their first step and how many have had one, when that changed."""
@@ -288,66 +310,22 @@ class Worker:
 
     # ------------------------------------------------------------ deadlines
 
-    def set_alarm(self, kind: str, sequence: Sequence) -> None:
-        """Wake the owner when the deadline `kind` of this attempt has come, unless the attempt is forgotten before."""
-        due = self.ports.clock.now() + self.deadlines.ns(kind)
+    def set_alarm(self, kind: str, sequence: Sequence, limit: str = "") -> None:
+        """Wake the owner when the deadline `kind` of this attempt has come, unless the attempt is forgotten before.
+
+        limit   the name of the deadline that says how long that is, if it is another
+        """
+        due = self.ports.clock.now() + self.deadlines.ns(limit or kind)
         self.alarms.set(due, Timeout(kind, *sequence.key))
 
     def _on_timeout(self, message: Timeout) -> None:
         """A transfer that takes too long is cancelled: the store answers with its end, which is what frees the blocks."""
         if message.kind == "transfer":
             self.moves.cancel(int(message.key))
-        elif message.kind == "spill":
-            self._stop_spilling((message.key, message.attempt))
+        elif message.kind == SPILL:
+            self.spiller.give_up((message.key, message.attempt))
         else:
             self._owner.on_deadline(message.kind, (message.key, message.attempt))
-
-    # ------------------------------------------------------------ spilling
-
-    def spill(self, sequence: Sequence) -> None:
-        """Offer the pool the committed blocks of a sequence that is about to end; its blocks stay until that is settled."""
-        if not self._pool or sequence.lease is None or not sequence.lease.committed:
-            return
-        chain = sequence.lease.chain
-        with_window = any(blocks == count(chain) for blocks, _ in sequence.window_states)
-        if self.layout.has_window and not with_window:
-            return  # blocks without a resume state are of no use to anybody
-        self._spilling[sequence.key] = sequence
-        rank = self.ranks[self.dp_rank(sequence)]
-        request = sequence.request
-        self.ports.transport.send(POOL, PoolStore(request.id, request.attempt, rank, chain, 0, with_window))
-        due = self.ports.clock.now() + self.deadlines.ns("lookup")
-        self.alarms.set(due, Timeout("spill", request.id, request.attempt))
-
-    def _on_pool_granted(self, message: PoolGranted) -> None:
-        if message.grant in self._grants:
-            self.drop(message, "grant is in use")
-            return
-        sequence = self._spilling.get(message.key)
-        if sequence is None or sequence.lease is None or not message.grant:
-            if message.grant:
-                self.ports.transport.send(POOL, PoolCancel(message.grant))
-            self._stop_spilling(message.key)
-            return
-        del self._spilling[message.key]
-        self._grants.add(message.grant)
-        region = self.region(self.dp_rank(sequence))
-        blocks = sequence.lease.blocks[message.from_block : message.from_block + len(message.slots)]
-        copies = pool_copies(region, blocks, message.slots, "full", to_pool=True)
-        if message.window_slot is not None:
-            state = next(slot for held, slot in sequence.window_states if held == count(sequence.lease.chain))
-            copies += pool_copies(region, [state], (message.window_slot,), "window", to_pool=True)
-
-        def on_end(finished: bool) -> None:
-            self._grants.discard(message.grant)
-            self.ports.transport.send(POOL, PoolCommit(message.grant) if finished else PoolCancel(message.grant))
-
-        self.moves.start("spill", sequence, copies, on_end)
-
-    def _stop_spilling(self, key: Attempt) -> None:
-        sequence = self._spilling.pop(key, None)
-        if sequence is not None:
-            self.forget(sequence)
 
     # ------------------------------------------------------------ presence and laws
 
@@ -375,6 +353,18 @@ class Worker:
             any(len(queue) for queue in self.queues)
             or self.sequences
             or len(self.moves)
-            or self._spilling
+            or not self.spiller.is_quiet
             or self.group.num_in_flight
         )
+
+
+def drafts_verified(rank: Rank, step: Step, result: StepResult) -> DraftsVerified | None:
+    """What became of the drafts of a step; None if none could be verified in it."""
+    parts = [
+        (done.num_verified, len(done.tokens) - 1) for item, done in zip(step.items, result.items, strict=True) if item.num_draft
+    ]
+    if not parts:
+        return None
+    deepest = max(verified for verified, _ in parts)
+    verified, accepted = (tuple(sum(part[which] > at for part in parts) for at in range(deepest)) for which in (0, 1))
+    return DraftsVerified(rank, len(parts), verified, accepted)

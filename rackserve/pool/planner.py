@@ -30,11 +30,13 @@ class FetchRates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.latency_ns + round(num_blocks * self.block_bytes / self.fetch_bytes_per_s * NS_PER_S)
 
 
-def plan_fetch(local_blocks: int, pool_blocks: int, block_tokens: int, rates: FetchRates) -> int:
+def plan_fetch(local_blocks: int, pool_blocks: int, block_tokens: int, rates: FetchRates, replay_tokens: int = 0) -> int:
     """Blocks to fetch of the pool's first `pool_blocks` when the first `local_blocks` are at hand: all the rest or none.
 
     A fetch costs its latency once and then less per block than computing, or never pays, so a part of it is never best.
+    Of a cached prefix the last `replay_tokens` positions are computed again, so they are not what a fetch saves.
     """
     num_blocks = max(pool_blocks - local_blocks, 0)
-    pays = rates.fetch_ns(num_blocks) < rates.compute_ns(num_blocks * block_tokens)
+    after, before = (max(0, blocks * block_tokens - replay_tokens) for blocks in (local_blocks + num_blocks, local_blocks))
+    pays = rates.fetch_ns(num_blocks) < rates.compute_ns(after - before)
     return num_blocks if pays else 0

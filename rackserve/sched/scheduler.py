@@ -158,13 +158,13 @@ class Scheduler:
         if known:
             num_tokens = self._chunk(sequence, start, min(num_tokens, known))
         sample = start + num_tokens >= sequence.num_known
-        num_draft = 0
-        if sample and sequence.outputs and self.config.num_draft:
-            left = sequence.max_outputs - len(sequence.outputs) - sequence.sampling
-            num_draft = max(0, min(self.config.num_draft, left - 1, budget - num_tokens))
+        num_draft = self._num_draft(sequence, start + num_tokens, budget - num_tokens) if sample and sequence.outputs else 0
         if not self._make_room(sequence, start + num_tokens + num_draft, preempted):
             return None
-        table = sequence.block_table
+        table, layout = sequence.block_table, self._cache.layout
+        snapshot, snapshot_at = self._snapshot(sequence, start, start + num_tokens, num_draft)
+        num_before = min(layout.history_tokens, start) if sequence.sent_blocks == 0 else 0
+        prompt = sequence.request.num_tokens
         item = StepItem(
             sequence.number,
             start,
@@ -176,8 +176,12 @@ class Scheduler:
             sequence.request.sampling,
             num_draft,
             sequence.restore,
-            self._snapshot_slot(sequence, start + num_tokens),
+            snapshot,
             sequence.request.logprobs,
+            snapshot_at,
+            sequence.token_bytes(start - num_before, num_before),
+            max(0, min(sequence.replay_end - start, num_tokens)),
+            max(0, prompt - layout.tail_tokens) if layout.tail_tokens and start < prompt else 0,
         )
         sequence.restore = -1
         sequence.sent_blocks = len(table)
@@ -190,21 +194,50 @@ class Scheduler:
         self._in_flight[(sequence.number, start)] = sequence
         return item
 
-    def _chunk(self, sequence: Sequence, start: int, num_tokens: int) -> int:
-        """Shorten a chunk so that it ends where resume state is stored: the last full block boundary of the prompt."""
-        if sequence.boundary_slot < 0:
-            return num_tokens
-        boundary = sequence.num_known // self._block_tokens * self._block_tokens
-        return boundary - start if start < boundary < start + num_tokens else num_tokens
+    def _num_draft(self, sequence: Sequence, end: int, budget: int) -> int:
+        """Drafts to verify after position `end`: no more than may be output, nor past a second boundary to store state at."""
+        left = sequence.max_outputs - len(sequence.outputs) - sequence.sampling
+        if sequence.boundary_slot >= 0:
+            left = min(left, 2 * self._block_tokens - 1 - (end - 1) % self._block_tokens)
+        return max(0, min(self.config.num_draft, left - 1, budget))
 
-    def _snapshot_slot(self, sequence: Sequence, end: int) -> int:
-        if sequence.boundary_slot < 0:
-            return -1
-        boundary = end % self._block_tokens == 0 and end >= sequence.num_known // self._block_tokens * self._block_tokens
-        if boundary:
-            sequence.boundary = end // self._block_tokens
-            return sequence.boundary_slot
-        return sequence.end_slot if end == sequence.num_known and not sequence.outputs else -1
+    def _chunk(self, sequence: Sequence, start: int, num_tokens: int) -> int:
+        """Shorten a chunk of a prompt so that it ends at the first boundary at which resume state is stored."""
+        if sequence.boundary_slot < 0 or start >= sequence.request.num_tokens:
+            return num_tokens
+        stops = [*sequence.branches, sequence.request.num_tokens // self._block_tokens]
+        ahead = [stop * self._block_tokens - start for stop in stops if stop * self._block_tokens > start]
+        return min([num_tokens, *ahead])
+
+    def _snapshot(self, sequence: Sequence, start: int, end: int, num_draft: int) -> tuple[int, int]:
+        """Window slot for the resume state of an item over [start, end), and the position before which that state lies.
+
+        In a prompt it is the item's end, if that is the prompt's or a boundary where state is wanted; in the output the next
+        boundary, if the item may reach it. (-1, -1): none.
+        """
+        prompt, size = sequence.request.num_tokens, self._block_tokens
+        if start >= prompt:
+            blocks = (end + num_draft) // size
+            slot, at = sequence.state_slot(blocks), blocks * size
+            return (slot, at) if slot >= 0 and at > start else (-1, -1)
+        slot = -1
+        if end % size == 0 and sequence.boundary_slot >= 0:
+            slot = sequence.boundary_slot if end // size == prompt // size else sequence.branches.get(end // size, -1)
+        if slot < 0 and end == prompt:
+            slot = sequence.end_slot
+        return (slot, end) if slot >= 0 else (-1, -1)
+
+    def _note_state(self, sequence: Sequence, item: StepItem) -> None:
+        """Remember the resume state that a finished item has left, if it got that far."""
+        blocks, rest = divmod(item.snapshot_at, self._block_tokens)
+        if item.snapshot < 0 or rest or item.snapshot_at > sequence.computed:
+            return
+        if item.start >= sequence.request.num_tokens:
+            sequence.boundary = blocks
+        elif sequence.boundary_slot >= 0:
+            if sequence.branches.pop(blocks, None) is not None:
+                sequence.branched.append(blocks)
+            sequence.stored.append((blocks, item.snapshot))
 
     def _make_room(self, sequence: Sequence, num_positions: int, preempted: list[Sequence]) -> bool:
         """Blocks for `num_positions` positions, taken from the youngest other sequences if the rank has none left."""
@@ -245,6 +278,7 @@ class Scheduler:
         extra = max(0, len(accepted) - 1)
         sequence.computed = item.start + item.num_tokens + extra
         sequence.scheduled = max(sequence.scheduled, sequence.computed)
+        self._note_state(sequence, item)
         first = len(sequence.outputs)
         sequence.outputs.extend(accepted)
         if sequence.request.tokens:
@@ -269,5 +303,5 @@ class Scheduler:
                 raise InvariantError(f"sequence {sequence.key}: {sequence.in_flight} steps in flight, holds {sequence.holds}")
             if not 0 <= sequence.computed <= sequence.scheduled:
                 raise InvariantError(f"sequence {sequence.key}: computed {sequence.computed} of {sequence.scheduled} scheduled")
-            if sequence.lease is not None and sequence.lease.committed * self._block_tokens > sequence.computed:
+            if sequence.lease is not None and sequence.lease.committed * self._block_tokens > sequence.num_present:
                 raise InvariantError(f"sequence {sequence.key}: {sequence.lease.committed} blocks announced too early (I4)")

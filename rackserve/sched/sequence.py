@@ -40,15 +40,18 @@ class Sequence:
     """One attempt of a request on one rank. `pending = known + expected - scheduled`; there is no prefill or decode phase.
 
     number        the engine's name for it
-    computed      positions whose KV is in the rank's arena
+    computed      positions computed here or found in a cache
     scheduled     positions computed or in a step in flight
+    replay_end    positions before it have their KV in shared blocks: what is computed of them brings back the resume state
     num_known     token ids known: prompt and received output
     in_flight     steps in flight that compute it; `sampling` of them will yield a token not known yet
     max_outputs   output tokens this rank may make (1 on a prefill rank)
-    boundary_slot window slot that takes the resume state at the last full block boundary, -1 if the model has none
-    boundary      blocks before the position that the state in `boundary_slot` belongs to (once its step has ended), or -1
-    end_slot      window slot that takes the resume state at the end of the prompt, for the decode rank
-    window_states (blocks, window slot) of resume states to leave in the prefix cache when the sequence gives its blocks back
+    boundary_slot window slot that takes the resume state at the last full block boundary of the prompt, -1 if none is stored
+    end_slot      window slot that takes the resume state at the end of the prompt, for the decode rank; -1 if there is none
+    branches      blocks -> window slot: boundaries on the way at which a state is stored too, as others part from there
+    boundary      blocks before the last state that generating left in `state_slot(boundary)`, or -1
+    branched      such boundaries at which a state was left
+    stored        (blocks, window slot) of resume states that finished steps have left, for the prefix cache
     holds         engine steps and transfers that still touch its blocks; they are released only at 0
     """
 
@@ -62,6 +65,7 @@ class Sequence:
     lease: Lease | None = None
     computed: int = 0
     scheduled: int = 0
+    replay_end: int = 0
     in_flight: int = 0
     sampling: int = 0
     holds: int = 0
@@ -70,9 +74,11 @@ class Sequence:
     sent_blocks: int = 0
     restore: int = -1
     boundary_slot: int = -1
-    boundary: int = -1
     end_slot: int = -1
-    window_states: list[tuple[int, int]] = field(default_factory=list)
+    branches: dict[int, int] = field(default_factory=dict)
+    branched: list[int] = field(default_factory=list)
+    boundary: int = -1
+    stored: list[tuple[int, int]] = field(default_factory=list)
     finish: str | None = None
     evict_me: bool = False
 
@@ -85,6 +91,11 @@ class Sequence:
         return self.request.num_tokens + len(self.outputs)
 
     @property
+    def num_present(self) -> int:
+        """Positions whose KV is in the sequence's blocks."""
+        return max(self.computed, self.replay_end)
+
+    @property
     def ended(self) -> bool:
         return self.state in ENDED
 
@@ -93,6 +104,14 @@ class Sequence:
         if self.lease is None:
             raise InvariantError(f"sequence {self.key} holds no blocks in state {self.state}")
         return self.lease.blocks
+
+    def state_slot(self, num_blocks: int) -> int:
+        """The window slot for the state at a boundary within the output, -1 if none is stored.
+
+        Two slots take turns: whether a step reaches the next boundary, by its drafts or before a stop token, shows only when
+        it has ended, and until then the state before must not be written over.
+        """
+        return -1 if self.boundary_slot < 0 else (self.boundary_slot, self.end_slot)[num_blocks % 2]
 
     def move(self, state: State) -> None:
         """Change state along TRANSITIONS; anything else is a bug."""

@@ -34,7 +34,8 @@ class TimedRunner:
         items = []
         for item in step.items:
             extra = self._accept(item.sequence, item.start, item.num_draft) if self._accept and item.num_draft else 0
-            items.append(ItemResult(item.sequence, (1,) * (1 + extra) if item.sample else ()))
+            tokens = (1,) * (1 + extra) if item.sample else ()
+            items.append(ItemResult(item.sequence, tokens, num_verified=item.num_draft if item.sample else 0))
         return StepResult(step.dp_rank, tuple(items))
 
 

@@ -171,11 +171,14 @@ class SwarmClient:
             self._ports.clock.call_at(when, Timeout("turn", session))
 
     def _cold(self, call: _Call) -> list[int]:
-        request = call.request
+        request, layout = call.request, self._run.layout
         return cold_output(
             request.tokens,
             request.max_tokens,
-            window=self._run.layout.has_window,
+            window=layout.has_window,
+            history=layout.history_tokens,
+            replay=layout.replay_tokens,
+            tail=layout.tail_tokens > 0,
             vocab_size=VOCAB,
             stop=request.stop_token_ids,
             sampling=request.sampling,
@@ -194,11 +197,11 @@ class SwarmClient:
 
 def draw(seed: int) -> SwarmRun:
     """The case of `seed`: everything about it is a function of that number."""
-    chance = Stream("swarm", seed)
+    chance, modes = Stream("swarm", seed), Stream("resume", seed)
     block_tokens = (2, 4, 8)[chance.below(3)]
     window = chance.chance(0.3)
     pool = chance.chance(0.7)
-    num_draft = 3 if not window and chance.chance(0.2) else 0
+    num_draft = 3 if (modes.chance(0.5) if window else chance.chance(0.2)) else 0
     blocks = chance.between(12, 40)
     topology = Topology(
         prefill_workers=chance.between(1, 3),
@@ -209,7 +212,7 @@ def draw(seed: int) -> SwarmRun:
         decode_blocks=blocks,
         pool=pool,
         segment_blocks=chance.between(2, 60) if pool else 0,
-        rank_windows=16 if window else 0,
+        rank_windows=modes.between(3, 24) if window else 0,
         segment_windows=chance.between(1, 8) if window else 0,
     )
     scheduler = SchedulerConfig(
@@ -231,13 +234,20 @@ def draw(seed: int) -> SwarmRun:
     return SwarmRun(
         seed,
         config,
-        digest_layout(block_tokens, window=window),
+        _draw_layout(modes, block_tokens, window=window),
         _draw_faults(chance),
         num_sessions=chance.between(1, 8),
         num_turns=chance.between(1, 5),
         cancels=(0.0, 0.2, 0.7)[chance.below(3)],
         max_prompt=blocks * block_tokens - 14,
     )
+
+
+def _draw_layout(chance: Stream, block_tokens: int, *, window: bool) -> KvLayout:
+    """A model with or without a resume state, stored or computed again, that looks back at some of its own ids."""
+    replay = (0, 0, 0, 2, 5, 9)[chance.below(6)] if window else 0
+    tail = replay > 0 and chance.chance(0.5)
+    return digest_layout(block_tokens, window=window, history=chance.below(4), replay=replay, tail=tail)
 
 
 def _draw_faults(chance: Stream) -> FaultPlan:

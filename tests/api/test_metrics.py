@@ -31,6 +31,9 @@ CONTRACT = {
     "rackserve_step_duration_seconds": ("histogram", ("rank",)),
     "rackserve_step_tokens": ("counter", ("rank",)),
     "rackserve_preemptions": ("counter", ("rank",)),
+    "rackserve_draft_turns": ("counter", ()),
+    "rackserve_drafts_verified": ("counter", ("position",)),
+    "rackserve_drafts_accepted": ("counter", ("position",)),
     "rackserve_blocks_evicted": ("counter", ("holder",)),
     "rackserve_transfers": ("counter", ("kind", "outcome")),
     "rackserve_transfer_bytes": ("counter", ("kind",)),
@@ -145,3 +148,17 @@ def test_the_last_batch_of_a_dead_rank_does_not_bring_its_queue_back() -> None:
     metrics.record(events.RankChanged(rank, "up", 2))
     metrics.record(events.QueueChanged(rank, 1, 0))
     assert value(metrics, "rackserve_requests_queued", rank="prefill0.0") == 1
+
+
+def test_drafts_are_counted_by_position_and_never_more_accepted_than_verified() -> None:
+    metrics = Metrics([RANK])
+    for event in (events.DraftsVerified(RANK, 3, (3, 2), (2, 1)), events.DraftsVerified(RANK, 1, (), ())):
+        metrics.record(event)
+    counts = [
+        [value(metrics, f"rackserve_drafts_{what}_total", position=position) for position in ("1", "2", "3")]
+        for what in ("verified", "accepted")
+    ]
+    assert counts == [[3, 2, 0], [2, 1, 0]]
+    assert value(metrics, "rackserve_draft_turns_total") == 4
+    metrics.record(events.DraftsVerified(RANK, 1, (1,) * 7, (0,) * 7))
+    assert value(metrics, "rackserve_drafts_verified_total", position="7") == 1

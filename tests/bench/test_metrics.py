@@ -8,9 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rackserve.base.events import DraftsVerified
+from rackserve.base.ids import Rank
 from rackserve.base.units import NS_PER_MS, to_ns
 from rackserve.bench.metrics import Throughput, bench_serve_keys, percentile, result_json, summarize, tpot_ms
-from rackserve.bench.records import RequestRecord, RunInfo
+from rackserve.bench.records import RequestRecord, RunInfo, recorded
 
 RUN = RunInfo("a", "live", 2, 4)
 
@@ -165,3 +167,21 @@ def test_the_steady_window_leaves_out_the_thin_tail() -> None:
     summary = summarize(run, records)
     assert summary.steady_throughput is not None
     assert (summary.throughput.output, summary.steady_throughput.output, summary.steady_s) == (3, 20, 10)
+
+
+def test_acceptance_is_by_position_and_a_step_counts_the_token_no_draft_gave() -> None:
+    rank = Rank("decode0")
+    events = recorded((0, "decode0", event) for event in (
+        DraftsVerified(rank, 4, (4, 3), (3, 1)), DraftsVerified(rank, 1, (1, 1, 1), (1, 1, 0)), DraftsVerified(rank, 1, (), ()),
+    ))  # fmt: skip
+    summary = summarize(RUN, [record(0, 0, [10, 20], 2)], events=events)
+    assert summary.draft_acceptance == (4 / 5, 2 / 4, 0)
+    assert summary.tokens_per_step_with_bonus == 1 + 6 / 6
+    assert json.loads(result_json(summary))["draft_acceptance"] == [0.8, 0.5, 0.0]
+
+
+def test_without_drafts_there_is_no_acceptance() -> None:
+    nothing = recorded([(0, "decode0", DraftsVerified(Rank("decode0"), 3, (), ()))])
+    for events in ((), nothing):
+        summary = summarize(RUN, [record(0, 0, [10, 20], 2)], events=events)
+        assert (summary.draft_acceptance, summary.tokens_per_step_with_bonus) == (None, None)

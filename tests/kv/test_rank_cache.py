@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -342,3 +343,30 @@ def test_misuse_is_refused() -> None:
         with pytest.raises(InvariantError, match="after its release"):
             use(lease)
     cache.check()
+
+
+def test_the_state_at_the_end_of_what_a_lease_has_committed_stays_put_under_it() -> None:
+    cache = RankCache(RANK, HYBRID, 8, 1)
+    first = cache.acquire(b"", 0, 2)
+    assert first is not None and cache.state(first) == -1
+    window = cache.allocate_window(first)
+    assert window is not None
+    cache.commit(first, Words().chain("ab"), 2)
+    assert cache.state(first) == -1  # blocks, but no state yet
+    cache.commit_window(first, 2, window)
+    assert cache.state(first) == window
+    assert cache.allocate_window(first) is None  # it is not taken away while the lease lives
+    cache.release(first)
+    reader = cache.acquire(Words().chain("ab"), 2, 0)
+    assert reader is not None and cache.state(reader) == window
+
+
+def test_where_state_is_computed_again_blocks_alone_are_a_hit() -> None:
+    layout = msgspec.structs.replace(HYBRID, replay_tokens=4)
+    cache = RankCache(RANK, layout, 8, 2)
+    lease = cache.acquire(b"", 0, 3)
+    assert lease is not None and cache.allocate_window(lease) is not None
+    cache.commit(lease, Words().chain("abc"), 3)
+    cache.release(lease)
+    cache.check()
+    assert cache.match(Words().chain("abcd")) == 3

@@ -101,14 +101,25 @@ class Client:
             answer.ended = self.ports.clock.now()
 
 
+MODELS: tuple[dict[str, Any], ...] = (
+    {}, {"history": 1}, {"window": True}, {"window": True, "history": 2}, {"replay": 5, "history": 2},
+    {"replay": 6, "tail": True, "history": 3},
+)  # fmt: skip
+"""Digest models of every kind of resume: KV alone, a state that is stored, one that is computed again."""
+
+
 class Rig:
-    """See the module. Steps take 1 ms plus 0.1 ms per token, messages 0.05 ms, transfers 0.1 ms plus 1 MB/s."""
+    """See the module. Steps take 1 ms plus 0.1 ms per token, messages 0.05 ms, transfers 0.1 ms plus 1 MB/s.
+
+    model   options of `digest_layout` beside `window`
+    """
 
     def __init__(
         self,
         *,
         block: int = BLOCK,
         window: bool = False,
+        model: dict[str, Any] | None = None,
         topology: dict[str, Any] | None = None,
         scheduler: dict[str, Any] | None = None,
         router: dict[str, Any] | None = None,
@@ -118,6 +129,9 @@ class Rig:
         link: LinkCost | None = None,
         step_time: Callable[[Step], Time] | None = None,
     ) -> None:
+        self.model = {"window": window} | (model or {})
+        self.layout = digest_layout(block, **self.model)
+        slots = 24 if self.layout.has_window else 0
         shape: dict[str, Any] = {
             "prefill_workers": 1,
             "decode_workers": 1,
@@ -125,11 +139,10 @@ class Rig:
             "decode_blocks": 64,
             "pool": False,
             "segment_blocks": 256,
-            "rank_windows": 24 if window else 0,
-            "segment_windows": 24 if window else 0,
+            "rank_windows": slots,
+            "segment_windows": slots,
         } | (topology or {})
         self.block = block
-        self.layout = digest_layout(block, window=window)
         self.root = CacheNamespace("digest", "0", block, self.layout.fingerprint()).root()
         config = RackConfig(
             topology=Topology(**shape),
@@ -252,8 +265,8 @@ class Rig:
     def cold(self, answer: Answer) -> list[int]:
         request = answer.request
         return cold_output(
-            request.tokens, request.max_tokens, window=self.layout.has_window, vocab_size=VOCAB,
-            stop=request.stop_token_ids, sampling=request.sampling,
+            request.tokens, request.max_tokens, vocab_size=VOCAB, stop=request.stop_token_ids, sampling=request.sampling,
+            **self.model,
         )  # fmt: skip
 
     def events_of(self, kind: type[E]) -> list[E]:

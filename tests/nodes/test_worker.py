@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 
 from rackserve.base.errors import InvariantError
-from rackserve.base.events import BlocksEvicted, QueueChanged, StepDone
+from rackserve.base.events import BlocksEvicted, DraftsVerified, QueueChanged, StepDone
 from rackserve.base.ids import Rank
 from rackserve.base.messages import PoolGranted, PoolStore
+from rackserve.base.step import ItemResult, Step, StepItem, StepResult
 from rackserve.base.units import NS_PER_MS, NS_PER_US
+from rackserve.nodes.worker import MAX_BRANCHES, drafts_verified
 from tests.nodes.rig import BLOCK, MS, SHORT, Rig, prompt
 
 
@@ -121,3 +123,31 @@ def test_ready_work_without_a_step_in_flight_is_noticed() -> None:
     rig.prefill().worker.group._in_flight.clear()
     with pytest.raises(InvariantError, match="no step in flight"):
         rig.prefill().check()
+
+
+def test_drafts_are_counted_by_position_over_the_items_of_a_step() -> None:
+    items = tuple(StepItem(number, 5, 1, b"", (), True, num_draft=drafts) for number, drafts in enumerate((3, 3, 2, 0)))
+    done = [((1, 1, 1), 3), ((1,), 1), ((1, 1), 2), ((1,), 0)]
+    results = tuple(ItemResult(number, tokens, (), verified) for number, (tokens, verified) in enumerate(done))
+    rank = Rank("decode0")
+    assert drafts_verified(rank, Step(0, items), StepResult(0, results)) == DraftsVerified(rank, 3, (3, 2, 1), (2, 1, 0))
+    assert drafts_verified(rank, Step(0, items[3:]), StepResult(0, results[3:])) is None
+    nothing = StepResult(0, (ItemResult(0, (1,)),))
+    assert drafts_verified(rank, Step(0, items[:1]), nothing) == DraftsVerified(rank, 1, (), ())
+
+
+def test_a_sequence_can_be_asked_for_states_ahead_of_it_and_for_so_many() -> None:
+    rig = Rig(window=True, scheduler={"max_batched_tokens": BLOCK, "max_steps_in_flight": 1})
+    rig.submit("r", prompt(12 * BLOCK), 1)
+    rig.run(5 * MS)
+    worker = rig.prefill().worker
+    (sequence,) = worker.sequences.values()
+    passed, last = sequence.scheduled // BLOCK, 12
+    assert 0 < passed < 6
+    assert not worker.want_state(sequence, passed)
+    assert worker.want_state(sequence, last) and not sequence.branches  # its own
+    wanted = [worker.want_state(sequence, blocks) for blocks in range(passed + 1, last)]
+    assert wanted == [True] * MAX_BRANCHES + [False] * (last - 1 - passed - MAX_BRANCHES)
+    assert worker.want_state(sequence, passed + 1)  # asked for before
+    rig.rest()
+    assert sorted(sequence.branched) == list(range(passed + 1, passed + 1 + MAX_BRANCHES))

@@ -44,3 +44,10 @@ def test_no_number_of_blocks_would_be_faster(local: int, pool: int, block_tokens
 def test_a_rate_of_zero_is_an_error() -> None:
     with pytest.raises(ConfigError, match=r"rates.fetch_bytes_per_s must be positive"):
         FetchRates(10_000, 0, 1000, 0)
+
+
+def test_what_is_computed_again_anyway_is_not_saved_by_a_fetch() -> None:
+    assert plan_fetch(0, 2, 16, RATES, replay_tokens=16) == 0  # 2 ms against the 1.6 ms that it saves
+    assert plan_fetch(0, 10, 16, RATES, replay_tokens=16) == 10
+    assert plan_fetch(0, 3, 16, RATES, replay_tokens=48) == plan_fetch(0, 3, 16, RATES, replay_tokens=1000) == 0
+    assert plan_fetch(7, 10, 16, RATES, replay_tokens=16) == plan_fetch(7, 10, 16, RATES)  # the same part either way

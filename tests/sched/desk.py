@@ -7,6 +7,7 @@ from typing import Any
 
 from rackserve.base.ids import Rank
 from rackserve.base.keys import extend_chain
+from rackserve.base.kv_layout import KvLayout
 from rackserve.base.request import Placement, Request
 from rackserve.base.step import ItemResult, Step, StepResult
 from rackserve.base.units import blocks_for
@@ -30,17 +31,19 @@ def sequence_of(number: int, num_tokens: int, max_tokens: int = 4, *, stop: tupl
 class Desk:
     """A scheduler whose sequences get their blocks when they are added."""
 
-    def __init__(self, num_blocks: int = 64, *, window: bool = False, **config: Any) -> None:
+    def __init__(self, num_blocks: int = 64, *, window: bool = False, model: KvLayout | None = None, **config: Any) -> None:
         self.config = SchedulerConfig(**({"max_batched_tokens": 8} | config))
-        self.cache = RankCache(RANK, digest_layout(BLOCK, window=window), num_blocks, 32 if window else 0)
+        layout = model or digest_layout(BLOCK, window=window)
+        self.cache = RankCache(RANK, layout, num_blocks, 32 if layout.has_window else 0)
         self.scheduler = Scheduler(self.config, RANK, self.cache, BLOCK)
 
-    def add(self, sequence: Sequence) -> Sequence:
-        sequence.lease = self.cache.acquire(b"", 0, blocks_for(len(sequence.tokens), BLOCK))
+    def add(self, sequence: Sequence, num_tokens: int = 0) -> Sequence:
+        sequence.lease = self.cache.acquire(b"", 0, blocks_for(num_tokens or len(sequence.tokens), BLOCK))
         assert sequence.lease is not None
         if self.cache.layout.has_window:
             slots = [self.cache.allocate_window(sequence.lease) for _ in range(2)]
-            sequence.boundary_slot, sequence.end_slot = (slot if slot is not None else -1 for slot in slots)
+            sequence.end_slot, boundary_slot = (slot if slot is not None else -1 for slot in slots)
+            sequence.boundary_slot = boundary_slot if self.cache.layout.stores_state else -1
         sequence.move("ready")
         self.scheduler.add(sequence)
         return sequence
@@ -52,8 +55,12 @@ class Desk:
 
     def finish(self, step: Step, token: int = 7, num_accepted: int = 1) -> list[Progress]:
         """The step's results: `token`, as often as asked for, for each item that samples."""
+        return self.finish_with(step, [token] * num_accepted)
+
+    def finish_with(self, step: Step, tokens: list[int]) -> list[Progress]:
+        """The step's results: the first of `tokens`, as many as asked for, for each item that samples."""
         items = tuple(
-            ItemResult(item.sequence, (token,) * min(num_accepted, item.num_draft + 1) if item.sample else ())
+            ItemResult(item.sequence, tuple(tokens[: item.num_draft + 1]) if item.sample else (), num_verified=item.num_draft)
             for item in step.items
         )
         progress = self.scheduler.apply(step, StepResult(0, items))

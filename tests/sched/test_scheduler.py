@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from array import array
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rackserve.base.errors import ConfigError, InvariantError
+from rackserve.base.kv_layout import KvLayout
 from rackserve.base.step import Step
+from rackserve.digest_model import digest_layout
 from rackserve.sched.scheduler import SchedulerConfig
 from rackserve.sched.sequence import Sequence
 from tests.sched.desk import BLOCK, Desk, sequence_of
@@ -154,8 +158,9 @@ def test_chunks_end_where_a_resume_state_is_stored() -> None:
     first = desk.plan()
     assert first is not None
     assert (tokens_of(first), first.items[0].snapshot) == ({1: (0, 2 * BLOCK)}, sequence.boundary_slot)
-    assert sequence.boundary == 2
+    assert sequence.stored == []  # not before the step has ended
     desk.finish(first)
+    assert sequence.stored == [(2, sequence.boundary_slot)]
     second = desk.plan()
     assert second is not None
     assert (tokens_of(second), second.items[0].snapshot) == ({1: (2 * BLOCK, 3)}, sequence.end_slot)
@@ -254,3 +259,136 @@ def test_positions_are_computed_once_in_order_and_within_budget(
 def test_settings_out_of_range_are_refused(settings_: dict[str, int], name: str) -> None:
     with pytest.raises(ConfigError, match=rf"scheduler\.{name}"):
         SchedulerConfig(**settings_)  # type: ignore[arg-type]
+
+
+# ------------------------------------------------------------ resume state, history and drafts
+
+
+def window_desk(num_draft: int = 0, *, model: KvLayout | None = None, **config: int) -> Desk:
+    return Desk(window=True, model=model, max_steps_in_flight=1, num_draft=num_draft, **({"max_batched_tokens": 64} | config))
+
+
+def run_to_output(desk: Desk, sequence: Sequence) -> None:
+    """Compute the prompt; the sequence then generates."""
+    while not sequence.outputs:
+        step = desk.plan()
+        assert step is not None
+        desk.finish(step)
+
+
+def test_a_prompt_also_stops_where_others_part_from_it() -> None:
+    desk = window_desk()
+    sequence = desk.add(sequence_of(1, 6 * BLOCK))
+    sequence.branches = {2: 20, 5: 21}
+    seen = []
+    while not sequence.outputs:
+        step = desk.plan()
+        assert step is not None
+        seen.append((step.items[0].start, step.items[0].num_tokens, step.items[0].snapshot, step.items[0].snapshot_at))
+        desk.finish(step)
+    assert seen == [(0, 8, 20, 8), (8, 12, 21, 20), (20, 4, sequence.boundary_slot, 24)]
+    assert (sequence.stored, sequence.branched, sequence.branches) == (
+        [(2, 20), (5, 21), (6, sequence.boundary_slot)],
+        [2, 5],
+        {},
+    )
+
+
+@settings(derandomize=True, max_examples=80, deadline=None)
+@given(st.integers(1, 9), st.lists(st.integers(1, 6), min_size=1, max_size=14), st.integers(0, 9), st.integers(0, 30))
+def test_the_last_boundary_of_the_output_has_its_state_whatever_is_accepted(
+    prompt: int, accepted: list[int], num_draft: int, stop_after: int
+) -> None:
+    """The model: slot -> boundary it holds, written when a run of accepted tokens passes the place asked for, stop or not."""
+    desk = window_desk(num_draft)
+    sequence = desk.add(sequence_of(1, prompt, 200, stop=(9,)))
+    run_to_output(desk, sequence)
+    held: dict[int, int] = {}
+    for number in accepted:
+        step = desk.plan()
+        assert step is not None
+        (item,) = step.items
+        reached = item.start + 1 + min(number, item.num_draft + 1) - 1
+        if item.snapshot >= 0:
+            assert item.start < item.snapshot_at <= item.start + 1 + item.num_draft and item.snapshot_at % BLOCK == 0
+            if reached >= item.snapshot_at:
+                held[item.snapshot] = item.snapshot_at
+        ends = len(sequence.outputs) + number > stop_after
+        tokens = [7] * number
+        if ends:
+            tokens[max(0, stop_after - len(sequence.outputs)) :] = [9] * number
+        desk.finish_with(step, tokens[: item.num_draft + 1])
+        last = sequence.computed // BLOCK
+        if last * BLOCK > prompt:
+            assert sequence.boundary == last and held[sequence.state_slot(last)] == last * BLOCK
+        if sequence.finish:
+            break
+
+
+def test_drafts_do_not_reach_past_a_second_boundary() -> None:
+    desk = window_desk(9)
+    sequence = desk.add(sequence_of(1, 3, 200))
+    run_to_output(desk, sequence)
+    step = desk.plan()
+    assert step is not None
+    assert (step.items[0].start, step.items[0].num_draft, step.items[0].snapshot_at) == (3, 3, 4)  # 3..6, and 8 is a boundary
+
+
+def test_without_stored_state_drafts_know_no_boundary() -> None:
+    desk = window_desk(9, model=digest_layout(BLOCK, replay=6))
+    sequence = desk.add(sequence_of(1, 3, 200))
+    run_to_output(desk, sequence)
+    step = desk.plan()
+    assert step is not None
+    assert (step.items[0].num_draft, step.items[0].snapshot, step.items[0].snapshot_at) == (9, -1, -1)
+
+
+def test_the_first_item_alone_carries_the_ids_before_it() -> None:
+    for start, before in ((0, []), (1, [100]), (5, [102, 103, 104])):
+        desk = Desk(model=digest_layout(BLOCK, history=3), max_batched_tokens=2, max_steps_in_flight=1)
+        sequence = desk.add(sequence_of(1, 8))
+        sequence.computed = sequence.scheduled = start
+        histories = []
+        for _ in range(2):
+            step = desk.plan()
+            assert step is not None
+            histories.append(list(array("i", step.items[0].history)))
+            desk.finish(step)
+        assert histories == [before, []]
+
+
+def test_a_request_without_tokens_has_no_history() -> None:
+    desk = Desk(model=digest_layout(BLOCK, history=3), max_steps_in_flight=1)
+    sequence = sequence_of(1, 8)
+    sequence.tokens = array("i")
+    desk.add(sequence, num_tokens=8)
+    sequence.computed = sequence.scheduled = 5
+    step = desk.plan()
+    assert step is not None and step.items[0].history == b""
+
+
+def test_positions_of_shared_blocks_are_marked_in_each_chunk() -> None:
+    desk = Desk(model=digest_layout(BLOCK, replay=6), max_batched_tokens=4, max_steps_in_flight=1)
+    sequence = desk.add(sequence_of(1, 14))
+    sequence.computed = sequence.scheduled = 2
+    sequence.replay_end = 8
+    seen = []
+    while not sequence.outputs:
+        step = desk.plan()
+        assert step is not None
+        seen.append((step.items[0].start, step.items[0].replayed))
+        desk.finish(step)
+    assert seen == [(2, 4), (6, 2), (10, 0)]
+    assert sequence.num_present == 14
+
+
+def test_only_the_tail_of_a_prompt_passes_all_layers() -> None:
+    desk = Desk(model=digest_layout(BLOCK, replay=3, tail=True), max_batched_tokens=4, max_steps_in_flight=1)
+    desk.add(sequence_of(1, 10))
+    seen = []
+    for _ in range(4):
+        step = desk.plan()
+        assert step is not None
+        seen.append((step.items[0].start, step.items[0].full_from))
+        desk.finish(step)
+    assert seen == [(0, 7), (4, 7), (8, 7), (10, 0)]

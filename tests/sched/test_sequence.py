@@ -54,3 +54,20 @@ def test_token_bytes_are_the_ids_of_the_positions_asked_for() -> None:
 def test_a_sequence_without_blocks_has_no_table() -> None:
     with pytest.raises(InvariantError, match="holds no blocks"):
         _ = sequence_of(1, 4).block_table
+
+
+def test_two_slots_take_turns_along_the_output_and_none_without_stored_state() -> None:
+    sequence = sequence_of(1, 5)
+    assert [sequence.state_slot(blocks) for blocks in (3, 4)] == [-1, -1]
+    sequence.end_slot = 9
+    assert sequence.state_slot(3) == -1
+    sequence.boundary_slot = 4
+    assert [sequence.state_slot(blocks) for blocks in (3, 4, 5)] == [9, 4, 9]
+
+
+def test_what_is_present_begins_with_the_shared_blocks() -> None:
+    sequence = sequence_of(1, 20)
+    sequence.computed, sequence.replay_end = 3, 8
+    assert sequence.num_present == 8
+    sequence.computed = 9
+    assert sequence.num_present == 9

@@ -97,3 +97,4 @@ def test_made_up_output_has_one_token_and_the_accepted_drafts() -> None:
     runner = TimedRunner(lambda sequence, start, num_draft: min(num_draft, 2))
     result = runner.run(Step(0, (item(1, 0, 1, num_draft=3), item(2, 0, 1), StepItem(3, 0, 1, b"", (), False))))
     assert [len(done.tokens) for done in result.items] == [3, 1, 0]
+    assert [done.num_verified for done in result.items] == [3, 0, 0]
