@@ -115,10 +115,11 @@ class PrefillNode:
                 continue
             if worker.dp_rank(other) != dp_rank or matched >= count(other.chain) or key_at(other.chain, matched) != wanted:
                 continue
-            if not worker.layout.stores_state:
-                if other.lease.committed <= matched:
+            shared = min(limit, matched + common_blocks(chain, matched, other.chain, matched))
+            if worker.layout.stores_state:
+                if worker.want_state(other, shared):
                     return True
-            elif worker.want_state(other, min(limit, matched + common_blocks(chain, matched, other.chain, matched))):
+            elif other.lease.committed <= matched and shared * worker.layout.block_tokens > worker.layout.replay_tokens:
                 return True
         return False
 

@@ -189,6 +189,15 @@ def test_a_hit_of_no_more_than_the_replay_is_worth_nothing_and_is_not_fetched() 
     assert not [event for event in rig.events_of(PrefillAdmitted) if event.fetched_tokens]
 
 
+def test_nobody_waits_for_blocks_that_would_be_worth_nothing() -> None:
+    for replay, waits in ((2 * BLOCK, False), (2 * BLOCK - 1, True)):
+        rig = Rig(model={"replay": replay}, scheduler={"max_batched_tokens": 2, "max_steps_in_flight": 1})
+        for number in range(2):
+            rig.submit(f"r{number}", [*prompt(2 * BLOCK), number, 3], 1)
+        rig.rest()
+        assert (rig.events_of(PrefillAdmitted)[-1].waited_ns > 0) == waits
+
+
 def test_the_router_expects_what_the_rank_then_saves() -> None:
     rig = Rig(model={"replay": 5}, topology={"pool": True, "prefill_workers": 2}, router={"policy": "round_robin"})
     for number in range(4):
