@@ -101,8 +101,8 @@ class DSpark:
             x = block.attention_input(streams, pre)
             streams, pre = block.join(streams, x, lambda x, stage=stage: self._attend(stage, x, rotation, requests))  # type: ignore[misc]
         x = collapse(streams, pre)
-        base = self._embedding.logits(rms_norm(x, self._norm, config.rms_norm_eps)).view(count, size, -1)
-        return self._unroll(requests, x.view(count, size, -1), base)
+        base = self._embedding.logits(rms_norm(x, self._norm, config.rms_norm_eps))
+        return self._unroll(requests, x.view(count, size, x.shape[1]), base.view(count, size, base.shape[1]))
 
     def _attend(self, stage: int, x: Tensor, rotation: Rotation, requests: Sequence[Drafting]) -> Tensor:
         """Every row of a block sees its sequence's window and the whole block, in both directions."""
