@@ -187,7 +187,7 @@ def arm_of(recording: Recording) -> Arm:
     """A recording with its figures, for tables and reports."""
     duration = recording.run.ended_ns - recording.run.started_ns
     return Arm(
-        summarize(recording.run, recording.requests),
+        summarize(recording.run, recording.requests, events=recording.events),
         recording.requests,
         summarize_rack(recording.events, duration) if recording.events else None,
         recording.events,

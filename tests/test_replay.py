@@ -9,7 +9,8 @@ import pytest
 from rackserve.assemble import RackConfig
 from rackserve.base.costs import StepCost
 from rackserve.base.errors import ConfigError
-from rackserve.base.events import AttemptRetried
+from rackserve.base.events import AttemptRetried, DraftsVerified
+from rackserve.base.ids import Rank
 from rackserve.base.topology import Topology
 from rackserve.bench.demo import demo_sessions, demo_trace
 from rackserve.bench.plan import Replay
@@ -66,6 +67,12 @@ def test_each_way_to_disagree_is_told() -> None:
         "d: live 4 cached of 10, 3 output; simulated not sent",
         "e: live not sent; simulated 4 cached of 10, 3 output",
     ]
+
+
+def test_the_figures_of_an_arm_count_what_became_of_its_drafts() -> None:
+    events = [RecordedEvent(1, "decode0", DraftsVerified(Rank("decode0"), 4, (4, 2), (2, 1)))]
+    summary = arm_of(Recording(RunInfo("a", "live", 1, 1), (record("a"),), tuple(events))).summary
+    assert (summary.draft_acceptance, summary.tokens_per_step_with_bonus) == ((0.5, 0.5), 1.75)
 
 
 def test_two_failures_are_no_agreement() -> None:

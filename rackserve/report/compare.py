@@ -15,6 +15,9 @@ from rackserve.bench.records import RecordedEvent, RequestRecord
 NOT_CALIBRATED = "not calibrated"
 PER_GPU = "Tokens/s per GPU or rank"
 UNBOUNDED = "hit rate of an unbounded cache"
+TOKENS_PER_STEP = "tokens per step, the bonus included"
+MAX_DRAFTS = 8
+"""Draft positions that have a figure."""
 ROUGH_ABOVE = 0.25
 """A step-time model whose held-out error is above this makes simulated latencies rough."""
 SCATTERED = "step times scattered (machine busy?): simulated latencies are rough"
@@ -75,6 +78,16 @@ def _rack(name: str) -> _Getter:
     return get
 
 
+def _draft(position: int) -> _Getter:
+    """The acceptance of the draft at a position, counted from 0."""
+
+    def get(arm: Arm) -> float | None:
+        shares = arm.summary.draft_acceptance or ()
+        return shares[position] if position < len(shares) else None
+
+    return get
+
+
 FIGURES: tuple[_Figure, ...] = (
     ("Requests", "done", "count", _of("num_done")),
     ("Requests", "failed", "count", _of("num_failed")),
@@ -98,6 +111,8 @@ FIGURES: tuple[_Figure, ...] = (
     ("Tokens/s/user", "interactivity p50", "number", _of("interactivity_p50")),
     ("Tokens/s/user", "interactivity p90 (slow tail)", "number", _of("interactivity_p90")),
     ("Tokens/s/user", "E2E-normalised p90", "number", _of("interactivity_e2e_normalised")),
+    ("Drafts", TOKENS_PER_STEP, "number", _of("tokens_per_step_with_bonus")),
+    *(("Drafts", f"draft {n + 1} accepted, of those verified", "share", _draft(n)) for n in range(MAX_DRAFTS)),
     ("Rack", "largest / mean uncached work", "number", _rack("balance")),
     ("Rack", "idle while another rank queues", "share", _rack("lockstep_idle_share")),
     ("Rack", "attempts retried", "count", _rack("num_retries")),
@@ -174,7 +189,8 @@ KEY_ROWS = frozenset({
     (PER_GPU, "output"), (PER_GPU, "uncached input"), (PER_GPU, "cached input"),
     ("Cache", "hit rate"), ("Cache", UNBOUNDED), ("Time to first token (ms)", "p50"),
     ("Time to first token (ms)", "p90"), ("Tokens/s/user", "interactivity p50"),
-    ("Tokens/s/user", "interactivity p90 (slow tail)"), ("Rack", "largest / mean uncached work"),
+    ("Tokens/s/user", "interactivity p90 (slow tail)"), ("Drafts", TOKENS_PER_STEP),
+    ("Drafts", "draft 1 accepted, of those verified"), ("Rack", "largest / mean uncached work"),
     ("Rack", "idle while another rank queues"), ("Trust", "valid run"), ("Trust", "step-time model, held-out error"),
 })  # fmt: skip
 """What a terminal shows; the report has every figure and all ratios."""

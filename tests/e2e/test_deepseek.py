@@ -17,7 +17,7 @@ from rackserve.demo import PARALLEL
 from rackserve.live.runner import RunnerSpec, layout_of
 from rackserve.sched.scheduler import SchedulerConfig
 from rackserve.serving import open_server
-from rackserve.verify import Transcript, compare_with_cold, open_cold
+from rackserve.verify import Answer, Transcript, compare_with_cold, open_cold
 
 pytest.importorskip("torch")
 
@@ -28,7 +28,7 @@ SETTINGS = Settings(
     server=ServerConfig(port=0),
 ).sized()
 
-SESSIONS, TURNS, OUTPUTS = 3, 3, 9
+SESSIONS, TURNS, OUTPUTS = 3, 2, 9
 
 
 def said(session: int, turn: int) -> list[int]:
@@ -60,6 +60,12 @@ async def serve_talks(settings: Settings, transcript: Transcript) -> list[list[d
         return await asyncio.gather(*(talk(client, session) for session in range(SESSIONS)))
 
 
+def of_another_prompt(answer: Answer) -> Answer:
+    """The answer as if it had been given to its prompt turned by one token."""
+    tokens = answer.request.tokens
+    return Answer(msgspec.structs.replace(answer.request, tokens=tokens[4:] + tokens[:4]), answer.tokens)
+
+
 @pytest.mark.parametrize("parallel", PARALLEL)
 def test_conversations_reuse_their_past_and_say_what_a_cold_rank_says(parallel: str) -> None:
     settings = load_settings(None, PARALLEL[parallel], SETTINGS)
@@ -72,16 +78,4 @@ def test_conversations_reuse_their_past_and_say_what_a_cold_rank_says(parallel: 
     assert len(answers) == SESSIONS * TURNS and all(answer.complete for answer in answers)
     with open_cold(settings.runner, layout_of(settings.runner), 256, settings.topology.decode_tp) as runner:
         assert [str(difference) for difference in compare_with_cold(answers, runner, 16)] == []
-
-
-def test_drafts_change_no_answer_but_state_restored_from_elsewhere_would() -> None:
-    """The comparison can fail: a cold rank that is fed another prompt answers otherwise."""
-    transcript = Transcript()
-    asyncio.run(asyncio.wait_for(serve_talks(SETTINGS, transcript), 90))
-    wrong = [
-        msgspec.structs.replace(answer.request, tokens=bytes(answer.request.tokens[4:]) + answer.request.tokens[:4])
-        for answer in transcript.answers.values()
-    ]
-    answers = [type(answer)(request, answer.tokens) for answer, request in zip(transcript.answers.values(), wrong, strict=True)]
-    with open_cold(SETTINGS.runner, layout_of(SETTINGS.runner), 256) as runner:
-        assert compare_with_cold(answers, runner, 16)
+        assert compare_with_cold([of_another_prompt(answers[0])], runner, 16), "a comparison that finds nothing proves nothing"

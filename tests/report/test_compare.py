@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import re
 
+import msgspec
 from rich.console import Console
 
 from rackserve.bench.metrics import summarize
@@ -42,6 +43,23 @@ def test_figures_no_arm_has_are_left_out_and_missing_ones_are_dashes() -> None:
     assert not any(row.section == "Rack" for row in compare([empty]).rows)
     [balance] = [row for row in compare([arm("a"), empty]).rows if row.name.startswith("largest")]
     assert balance.cells[1] == balance.ratios[0] == "–"
+
+
+def test_what_became_of_drafts_is_shown_by_position_where_there_were_any() -> None:
+    plain = arm("a")
+    assert not any(row.section == "Drafts" for row in compare([plain]).rows)
+    drafted = msgspec.structs.replace(
+        plain, summary=msgspec.structs.replace(plain.summary, draft_acceptance=(0.75, 0.5), tokens_per_step_with_bonus=2.25)
+    )
+    rows = [row for row in compare([plain, drafted]).rows if row.section == "Drafts"]
+    assert [(row.name, row.cells) for row in rows] == [
+        ("tokens per step, the bonus included", ("–", "2.25")),
+        ("draft 1 accepted, of those verified", ("–", "75.0%")),
+        ("draft 2 accepted, of those verified", ("–", "50.0%")),
+    ]
+    out = io.StringIO()
+    print_comparison([drafted], Console(file=out, width=140))
+    assert "tokens per step, the bonus included" in out.getvalue() and "draft 2" not in out.getvalue()
 
 
 def test_numbers_have_three_digits() -> None:
