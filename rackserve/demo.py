@@ -95,7 +95,7 @@ PARALLEL = {
     "tp2": ("topology.prefill_tp=2", "topology.decode_tp=2"),
     "dep2": ("topology.prefill_ranks=2", "topology.decode_ranks=2"),
 }
-"""Ways to spread each worker over two devices, as settings."""
+"""Ways to spread each worker over two devices, as settings. With dep2 there are twice as many caches to be pinned to."""
 
 ARMS = {
     "a: per-rank caches, session affinity": {"topology.pool": False, "router.policy": "session_affinity"},

@@ -13,9 +13,9 @@ from rackserve.base.errors import ConfigError, FileFormatError, InvariantError, 
 from rackserve.bench.demo import demo_sessions
 from rackserve.bench.records import read_recording
 from rackserve.cli import main, parser
-from rackserve.commands import link_of, read_costs, read_trace, write_costs, write_run
-from rackserve.config import load_settings
-from rackserve.replay import ASSUMED_COSTS
+from rackserve.commands import _spec, link_of, read_costs, read_trace, write_costs, write_run
+from rackserve.config import Settings, load_settings
+from rackserve.replay import ASSUMED_COSTS, VOCABULARY
 from rackserve.report.compare import Arm
 
 DIGEST = ["--set", "runner.kind=digest"]
@@ -26,7 +26,32 @@ def simulate_options(*arguments: str) -> argparse.Namespace:
     return parser().parse_args(["simulate", *arguments])
 
 
+# ---------------------------------------------------------------- serve
+
+
+@pytest.mark.parametrize(("model", "kind", "windows"), [("golden", "deepseek_v41", True), ("embedded", "llama", False)])
+def test_the_model_named_says_of_which_kind_it_is_and_what_slots_it_needs(
+    model: str, kind: str, windows: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served: list[Settings] = []
+
+    async def serve(settings: Settings, events: str | None) -> int:
+        served.append(settings)
+        return 0
+
+    monkeypatch.setattr("rackserve.commands._serve", serve)
+    assert main(["serve", "--model", model, "--set", "runner.kind=digest"]) == 0
+    assert (served[0].runner.model, served[0].runner.kind) == (model, kind)
+    assert (served[0].topology.rank_windows > 0) is (served[0].topology.segment_windows > 0) is windows
+
+
 # ---------------------------------------------------------------- traces
+
+
+def test_prompts_are_drawn_from_the_vocabulary_of_the_model_behind_the_endpoint() -> None:
+    asked = parser().parse_args(["bench", "--url", "x", "--vocabulary", "3", "500", *SMALL])
+    assert _spec(asked, "bench", 1).vocabulary == (3, 500)
+    assert _spec(parser().parse_args(["bench", "--url", "x", *SMALL]), "bench", 1).vocabulary == VOCABULARY
 
 
 def test_without_a_trace_the_shipped_sessions_are_read() -> None:
