@@ -242,3 +242,16 @@ def complete(runner: DeepseekV41Runner, *jobs: Job, first: int = 0) -> list[list
             at[number] += sent.num_tokens + max(0, len(result.tokens) - 1)
     run(runner, retired=tuple(range(first, first + len(jobs))))
     return [job.output for job in jobs]
+
+
+def decode(
+    runner: DeepseekV41Runner, sequence: int, start: int, done: Sequence[int], num_tokens: int, num_draft: int = 0
+) -> list[int]:
+    """Go on with a sequence up to `num_tokens` of output at temperature 0, of which `done` are there, the last at `start`."""
+    output = list(done)
+    while len(output) < num_tokens:
+        drafts = min(num_draft, num_tokens - len(output) - 1)
+        (result,) = run(runner, item(sequence, start, output_index=len(output), num_draft=drafts))
+        output += result.tokens
+        start += len(result.tokens)
+    return output

@@ -1,0 +1,92 @@
+"""A group whose devices are forks of this process; they run the same passes and steps, each rank with sequences of its own.
+
+Arguments: tp_size, ep_size, and the file to write what every device computed to, by `torch.save`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rackserve.base.step import Step
+from rackserve.model.collectives import TorchCollectives
+from rackserve.model.parallel import Share
+from tests.model.deepseek_v41.golden import PROMPTS, Bench, cut, item, prompt, run, table
+
+PASSES = 5
+SIZES = (64, 3, 100)
+"""A prompt's chunks: others on each rank, so that ranks have different numbers of rows, and none once a prompt is done."""
+
+NUM_TOKENS = 8
+
+
+def prompts_of(rank: int, ep_size: int) -> list[str]:
+    """The prompts whose logits a rank computes, side by side."""
+    return list(PROMPTS) if ep_size == 1 else [["long"], ["short", "medium"]][rank]
+
+
+def logits_of(bench: Bench, names: list[str]) -> dict[str, torch.Tensor]:
+    """Logits of all positions, in PASSES passes, of which the last have no rows for some ranks and prompts."""
+    states = {name: bench.begin(PROMPTS.index(name)) for name in names}
+    pieces = {name: cut(prompt(name), SIZES if name == "long" else (7, 33)) for name in names}
+    found: dict[str, list[torch.Tensor]] = {name: [] for name in names}
+    for number in range(PASSES):
+        present = [name for name in names if number < len(pieces[name])]
+        done = bench.compute(*((states[name], pieces[name][number]) for name in present))
+        for name, rows in zip(present, done, strict=True):
+            found[name].append(rows)
+    assert all(len(piece) <= PASSES for piece in pieces.values())
+    return {name: torch.cat(rows) for name, rows in found.items()}
+
+
+def output_of(bench: Bench, rank: int) -> list[list[int]]:
+    """Tokens of greedy steps. Rank 0 drafts and is done early: from then on its steps are dummies. Rank 1 does not draft."""
+    name, num_draft = (("short", 3), ("medium", 0))[rank]
+    ids, output, lengths = prompt(name), list[int](), list[int]()
+    at = 0
+    for number in range(NUM_TOKENS):
+        if rank == 0 and number >= NUM_TOKENS // 2:
+            lengths.append(len(bench.runner.run(Step(rank, ())).items))
+            continue
+        tokens = ids if not at else ()
+        (result,) = run(
+            bench.runner, item(1, at, tokens, table() if not at else (), output_index=len(output), num_draft=num_draft)
+        )
+        output += result.tokens
+        at += (len(ids) if not at else 1) + len(result.tokens) - 1
+        lengths.append(result.num_verified)
+    return [output, lengths]
+
+
+def be_device(share: Share, rendezvous: str) -> dict[str, Any]:
+    group = TorchCollectives(share, rendezvous, ready_s=60.0, limit_s=60.0)
+    bench = Bench(collectives=group)
+    return {"logits": logits_of(bench, prompts_of(share.ep_rank, share.ep_size)), "output": output_of(bench, share.ep_rank)}
+
+
+def main() -> None:
+    tp_size, ep_size, path = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+    torch.set_num_threads(1)
+    rendezvous = f"/proc/{os.getpid()}/fd/{os.memfd_create('rendezvous')}"
+    devices = range(tp_size * ep_size)
+    with tempfile.TemporaryDirectory() as folder:
+        pids = []
+        for device in devices:
+            pids.append(os.fork())
+            if not pids[-1]:
+                share = Share(device % tp_size, tp_size, device // tp_size, ep_size)
+                torch.save(be_device(share, rendezvous), Path(folder) / str(device))
+                os._exit(0)
+        statuses = [os.waitpid(pid, 0)[1] for pid in pids]
+        if any(statuses):
+            sys.exit(f"devices ended with {statuses}")
+        torch.save([torch.load(Path(folder) / str(device)) for device in devices], path)
+
+
+if __name__ == "__main__":
+    main()
