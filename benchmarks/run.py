@@ -16,7 +16,18 @@ import msgspec
 from measure import Result, as_markdown
 
 HERE = Path(__file__).parent
-SCRIPTS = ("control_plane", "index", "hashing", "simulator", "transfers", "engine", "engram_rows", "draft_budget", "pool_vs_affinity")
+SCRIPTS = (
+    "control_plane",
+    "index",
+    "hashing",
+    "simulator",
+    "transfers",
+    "engine",
+    "engram_rows",
+    "resume_modes",
+    "draft_budget",
+    "pool_vs_affinity",
+)
 FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_int8")
 PACKAGES = ("msgspec", "pyzmq", "torch")
 FAILED = "the script failed"
