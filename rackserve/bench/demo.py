@@ -6,7 +6,8 @@ from importlib.resources import files
 from pathlib import Path
 
 from rackserve.bench.scale import ScaledTrace, scale_sessions
-from rackserve.bench.trace import Session, read_sessions
+from rackserve.bench.session import Session
+from rackserve.bench.trace import read_sessions
 
 DEMO_SCALE = 32
 """Trace blocks of 64 tokens become 2 tokens: prompts of 500 to 1,100 tokens, which a CPU model can serve."""

@@ -22,8 +22,8 @@ import msgspec
 from rackserve.base.errors import ConfigError, InvariantError
 from rackserve.base.rng import draw_unit
 from rackserve.base.units import NS_PER_S, Time
+from rackserve.bench.session import Session, TraceRequest
 from rackserve.bench.streams import Stream, streams_of
-from rackserve.bench.trace import Session, TraceRequest
 
 
 class RequestKey(msgspec.Struct, frozen=True):

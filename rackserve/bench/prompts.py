@@ -10,7 +10,7 @@ from rackserve.base.errors import ConfigError
 from rackserve.base.keys import TOKEN_BYTES, CacheNamespace, Chain, extend_chain, prefix
 from rackserve.base.request import Request
 from rackserve.bench.plan import Send
-from rackserve.bench.trace import HASH_ID_BYTES, shared_ids
+from rackserve.bench.session import HASH_ID_BYTES, shared_ids
 
 
 class _Last(msgspec.Struct, frozen=True):

@@ -10,7 +10,7 @@ import msgspec
 from rackserve.base.errors import ConfigError
 from rackserve.base.rng import Stream
 from rackserve.base.units import NS_PER_S, Time
-from rackserve.bench.trace import MAX_TIME_S, Session, Subagent, TraceRequest, requests_of
+from rackserve.bench.session import MAX_TIME_S, Session, Subagent, TraceRequest, requests_of
 
 
 class ScaledTrace(msgspec.Struct, frozen=True):
@@ -62,7 +62,8 @@ class _Scaler:
         spare = max(0, request.input_tokens - request.num_blocks * block_tokens)
         tokens = request.num_blocks * (block_tokens // self.scale) + spare // self.scale
         outputs = max(1, request.output_tokens // self.scale)
-        return TraceRequest(self.time(request.at_ns), self.time(request.api_ns), max(1, tokens), outputs, request.hash_ids)
+        at_ns, api_ns = self.time(request.at_ns), self.time(request.api_ns)
+        return TraceRequest(at_ns, api_ns, max(1, tokens), outputs, request.hash_ids, request.model)
 
     def entries(self, entries: tuple[TraceRequest | Subagent, ...], block_tokens: int) -> tuple[TraceRequest | Subagent, ...]:
         kept: list[TraceRequest | Subagent] = []
@@ -117,6 +118,6 @@ def scale_sessions(
         entries = scaler.entries(session.entries, session.block_tokens)
         num_cut += scaler.by_context + scaler.by_turns > before
         if entries:
-            made.append(Session(session.id, session.block_tokens // scale, entries))
+            made.append(Session(session.id, session.block_tokens // scale, entries, session.shared))
     num_requests = sum(session.num_requests for session in made)
     return ScaledTrace(tuple(made), num_requests, scaler.by_context, scaler.by_turns, num_cut)

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from rackserve.base.errors import ConfigError, InvariantError
 from rackserve.base.units import Time
 from rackserve.bench.plan import RequestKey, Send
+from rackserve.bench.session import Session
 from rackserve.bench.streams import streams_of
-from rackserve.bench.trace import Session
 
 
 class SerialReplay:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from rackserve.base.units import Time
-from rackserve.bench.trace import Session, Subagent, TraceRequest
+from rackserve.bench.session import Session, Subagent, TraceRequest
 
 
 class Stream(msgspec.Struct, frozen=True):

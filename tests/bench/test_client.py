@@ -17,7 +17,7 @@ from rackserve.bench.metrics import Summary, summarize
 from rackserve.bench.plan import IdleCaps, Plan, Replay
 from rackserve.bench.prompts import RequestMaker
 from rackserve.bench.records import RequestRecord, RunInfo
-from rackserve.bench.trace import Session
+from rackserve.bench.session import Session
 from tests.bench.toys import VirtualLoop, request, session
 
 NO_CAPS = IdleCaps(to_ns(1e6), to_ns(1e6))

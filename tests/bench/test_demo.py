@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from rackserve.bench.demo import demo_sessions, demo_trace
 from rackserve.bench.ideal import IdealCache
+from rackserve.bench.session import requests_of
 from rackserve.bench.streams import streams_of
-from rackserve.bench.trace import requests_of
 
 
 def test_the_demo_fits_a_small_machine_and_is_mostly_reuse() -> None:

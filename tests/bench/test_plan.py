@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from rackserve.base.errors import ConfigError, InvariantError
 from rackserve.base.units import to_ns
 from rackserve.bench.plan import IdleCaps, Replay, RequestKey, Send
-from rackserve.bench.trace import Session, Subagent, TraceRequest
+from rackserve.bench.session import Session, Subagent, TraceRequest
 from tests.bench.toys import drive, request, session
 
 NO_CAPS = IdleCaps(to_ns(1e6), to_ns(1e6))

@@ -9,7 +9,7 @@ from rackserve.base.keys import CacheNamespace, count, extend_chain
 from rackserve.bench.ideal import IdealCache
 from rackserve.bench.plan import RequestKey, Send
 from rackserve.bench.prompts import RequestMaker
-from rackserve.bench.trace import TraceRequest
+from rackserve.bench.session import TraceRequest
 from tests.bench.toys import ids
 
 SPACE = CacheNamespace("m", "r", 8, "layout")

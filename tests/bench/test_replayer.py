@@ -14,7 +14,7 @@ from rackserve.bench.prompts import RequestMaker
 from rackserve.bench.records import RunInfo
 from rackserve.bench.replayer import Replayer
 from rackserve.bench.serial import SerialReplay
-from rackserve.bench.trace import Session
+from rackserve.bench.session import Session
 from tests.bench.toys import request, session
 
 SPACE = CacheNamespace("m", "r", 8, "l")

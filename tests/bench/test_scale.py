@@ -5,7 +5,7 @@ import pytest
 from rackserve.base.errors import ConfigError
 from rackserve.base.units import to_ns
 from rackserve.bench.scale import scale_sessions
-from rackserve.bench.trace import Session, Subagent, TraceRequest, requests_of
+from rackserve.bench.session import Session, Subagent, TraceRequest, requests_of
 from tests.bench.toys import ids
 
 

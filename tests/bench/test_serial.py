@@ -6,7 +6,7 @@ from rackserve.base.errors import ConfigError, InvariantError
 from rackserve.base.units import to_ns
 from rackserve.bench.plan import RequestKey
 from rackserve.bench.serial import SerialReplay
-from rackserve.bench.trace import Subagent
+from rackserve.bench.session import Subagent
 from tests.bench.toys import drive, request, session
 
 

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 from rackserve.base.units import to_ns
+from rackserve.bench.session import Subagent
 from rackserve.bench.streams import streams_of
-from rackserve.bench.trace import Subagent
 from tests.bench.toys import request, session
 
 

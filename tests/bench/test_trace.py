@@ -8,50 +8,18 @@ from typing import Any
 import pytest
 
 from rackserve.base.errors import FileFormatError
-from rackserve.base.units import to_ns
-from rackserve.bench.trace import Session, Subagent, TraceRequest, read_sessions, requests_of, shared_ids
-from tests.bench.toys import ids
+from rackserve.bench.session import Session
+from rackserve.bench.trace import read_sessions
+from tests.bench.test_weka import document, entry
 
-
-def entry(t: float, hash_ids: list[int], **changes: Any) -> dict[str, Any]:
-    made = {"t": t, "type": "n", "model": "m", "in": 64 * len(hash_ids), "out": 7, "hash_ids": hash_ids, "api_time": 2.0}
-    return made | changes
-
-
-def document(*requests: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    return {"id": "a", "models": ["m"], "block_size": 64, "hash_id_scope": "local", "requests": list(requests)} | changes
+MOONCAKE = {"timestamp": 0, "input_length": 512, "output_length": 1, "hash_ids": [0]}
+NATIVE = {"rackserve_trace": 1, "id": "n", "block_tokens": 4, "requests": []}
 
 
 def read(path: Path, *documents: Any, name: str = "t.jsonl") -> list[Session]:
     file = path / name
     file.write_text("".join((d if isinstance(d, str) else json.dumps(d)) + "\n" for d in documents))
     return list(read_sessions(file))
-
-
-def test_native_and_compact_form_give_the_same_session(tmp_path: Path) -> None:
-    inner = [entry(0, [9, 10]), entry(3, [9, 11])]
-    sub = {"t": 5, "type": "subagent", "agent_id": "x", "duration_ms": 6000, "requests": inner}
-    native = document(entry(0, [1, 2]), sub, entry(20, [1, 2, 3, 7]))
-
-    def compact(t: float, lcp: int, tail: list[list[int]], nblk: int) -> dict[str, Any]:
-        made = entry(t, [0] * nblk, lcp=lcp, tail=tail, nblk=nblk)
-        del made["hash_ids"]
-        return made
-
-    packed = document(
-        compact(0, 0, [[1, 2]], 2),
-        sub | {"requests": [compact(0, 0, [[9, 2]], 2), compact(3, 1, [[11, 1]], 2)]},
-        compact(20, 0, [[1, 3], [7, 1]], 4),
-    )
-    first, second = read(tmp_path, native, packed)
-    assert first == second
-    assert first.entries[1] == Subagent(
-        "x",
-        to_ns(5),
-        to_ns(11),
-        (TraceRequest(0, to_ns(2), 128, 7, ids(9, 10)), TraceRequest(to_ns(3), to_ns(2), 128, 7, ids(9, 11))),
-    )
-    assert [r.hash_ids for r in requests_of(first.entries)] == [ids(1, 2), ids(9, 10), ids(9, 11), ids(1, 2, 3, 7)]
 
 
 def test_gzip_and_a_document_over_many_lines_and_a_directory_are_read(tmp_path: Path) -> None:
@@ -62,36 +30,26 @@ def test_gzip_and_a_document_over_many_lines_and_a_directory_are_read(tmp_path: 
     assert [s.id for s in read_sessions(tmp_path, limit=1)] == ["a"]
 
 
+def test_the_format_is_seen_from_the_first_document_of_each_file(tmp_path: Path) -> None:
+    read(tmp_path, document(entry(0, [1])), name="1.jsonl")
+    read(tmp_path, MOONCAKE, MOONCAKE, name="2.jsonl")
+    read(tmp_path, NATIVE, NATIVE | {"id": "m"}, name="3.jsonl")
+    assert [s.id for s in read_sessions(tmp_path)] == ["a", "line000001", "line000002", "n", "m"]
+
+
 @pytest.mark.parametrize(
-    ("bad", "says"),
+    ("first", "bad", "says"),
     [
-        ('{"id": "a", "requests": [', "truncated"),
-        (document(entry(0, [1], **{"in": "many"})), "$.requests[0].in"),
-        (document(entry(0, [1]), entry(1, [2, 1])), "hash id 1 follows two different blocks"),
-        (document(entry(0, [1, 2], **{"in": 64 * 4})), "do not match `in` = 256"),
-        (document(entry(0, [1, 2, 3], **{"in": 64})), "do not match `in` = 64"),
-        (document(entry(0, [1], out=-1)), "`out` at least 0"),
-        (document(entry(-1.0, [1])), "`t` is negative"),
-        (document(entry(1e300, [1])), "`t` must be a number of at most 1e+09 seconds"),
-        (document(entry(0, [1], api_time=1.1e9)), "`api_time` must be a number of at most"),
-        (document(entry(0, [1], think_time=-1e300)), "`think_time` must be a number of at most"),
-        (document({"t": 0, "type": "subagent", "duration_ms": 1e300, "requests": []}), "`duration_ms` must be a number"),
-        ('{"id": "a", "requests": [{"t": 1e999}]}', "$.requests[0].t"),
-        ('{"id": "a", "requests": ' + '[{"requests": ' * 5000, "recursion"),
-        (document(entry(0, [1], out=10**30)), "both at most 1000000000"),
-        (document({"t": 0, "type": "n", "in": 64, "out": 1, "lcp": 0, "tail": [[1, 10**12]]}), "a run of 1000000000000 ids"),
-        (document(entry(0, [1 << 40])), "does not fit 31 bits"),
-        (document({"t": 0, "type": "n", "in": 64, "out": 1}), "needs `hash_ids`"),
-        (document({"t": 0, "type": "n", "in": 64, "out": 1, "lcp": 3, "tail": []}), "longer than the 0 ids"),
-        (document({"t": 0, "type": "n", "in": 64, "out": 1, "lcp": 0, "tail": [[1, 1]], "nblk": 9}), "`nblk` = 9"),
-        (document({"t": 0, "type": "subagent"}), "needs `requests`"),
-        (document(entry(0, [1]), hash_id_scope="global"), "hash_id_scope"),
-        (document(entry(0, [1]), block_size=0), "block_size"),
+        (document(entry(0, [1])), document(entry(0, [1], out=-1)), "`out` at least 0"),
+        (document(entry(0, [1])), '{"id": "a", "requests": [', "truncated"),
+        (document(entry(0, [1])), '{"id": "a", "requests": ' + '[{"requests": ' * 5000, "recursion"),
+        (MOONCAKE, MOONCAKE | {"input_length": 5000}, "do not match"),
+        (NATIVE, NATIVE | {"extra": 1}, "unknown field `extra`"),
     ],
 )
-def test_a_bad_line_is_named_with_what_is_wrong(tmp_path: Path, bad: Any, says: str) -> None:
+def test_a_bad_line_is_named_with_what_is_wrong(tmp_path: Path, first: Any, bad: Any, says: str) -> None:
     with pytest.raises(FileFormatError) as caught:
-        read(tmp_path, document(entry(0, [1])), bad)
+        read(tmp_path, first, bad)
     assert f"{tmp_path / 't.jsonl'}:2: " in str(caught.value)
     assert says in str(caught.value)
 
@@ -108,23 +66,5 @@ def test_a_missing_or_damaged_file_is_an_error_with_its_path(tmp_path: Path) -> 
     (tmp_path / "empty").mkdir()
     with pytest.raises(FileFormatError, match=r"holds no \.json"):
         list(read_sessions(tmp_path / "empty"))
-
-
-def test_the_id_of_a_part_block_is_left_out(tmp_path: Path) -> None:
-    [session] = read(tmp_path, document(entry(0, [1, 2], **{"in": 100}), entry(1, [1], **{"in": 100})))
-    assert [(r.hash_ids, r.input_tokens) for r in requests_of(session.entries)] == [(ids(1), 100), (ids(1), 100)]
-
-
-def test_an_unrecorded_answer_time_is_what_think_time_leaves(tmp_path: Path) -> None:
-    first, last = entry(0, [1]), entry(10, [1], think_time=4.0)
-    del first["api_time"], last["api_time"]
-    [session] = read(tmp_path, document(first, last))
-    assert [r.api_ns for r in requests_of(session.entries)] == [to_ns(6), 0]
-
-
-def test_shared_ids_counts_the_common_prefix() -> None:
-    for a in range(5):
-        for b in range(5):
-            left, right = [1, 2, 3, 4][:a], [1, 2, 9, 4][:b]
-            naive = next((n for n, (x, y) in enumerate(zip(left, right, strict=False)) if x != y), min(a, b))
-            assert shared_ids(ids(*left), ids(*right)) == naive
+    with pytest.raises(FileFormatError, match=r"t\.jsonl:1: "):
+        read(tmp_path, "oops")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from rackserve.base.units import NS_PER_S, to_ns
 from rackserve.bench.plan import Plan, RequestKey, Send
-from rackserve.bench.trace import Session, Subagent, TraceRequest
+from rackserve.bench.session import Session, Subagent, TraceRequest
 
 
 def ids(*numbers: int) -> bytes:
