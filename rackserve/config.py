@@ -64,9 +64,10 @@ class Settings(RackConfig, frozen=True, forbid_unknown_fields=True):
         if not -(2**63) <= self.seed < 2**63:
             raise ConfigError("seed must fit 64 bits")
         if self.runner.synthetic_acceptance > self.scheduler.num_draft + 1:
+            num_draft = self.scheduler.num_draft
             raise ConfigError(
-                f"runner.synthetic_acceptance is {self.runner.synthetic_acceptance:g}: with scheduler.num_draft = "
-                f"{self.scheduler.num_draft} a step yields {self.scheduler.num_draft + 1} tokens at most; raise the one or lower the other"
+                f"runner.synthetic_acceptance is {self.runner.synthetic_acceptance:g}: with scheduler.num_draft = {num_draft} "
+                f"a step yields {num_draft + 1} tokens at most; raise the one or lower the other"
             )
 
     @property
