@@ -9,20 +9,20 @@ import os
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
-from rackserve.base.step import Step
+from rackserve.base.step import Step, StepResult, TokenLogprobs
 from rackserve.model.collectives import TorchCollectives
 from rackserve.model.parallel import Share
-from tests.model.deepseek_v41.golden import PROMPTS, Bench, cut, item, prompt, run, table
+from tests.model.deepseek_v41.golden import PROMPTS, Bench, cut, item, prompt, table
 
 PASSES = 5
 SIZES = (64, 3, 100)
 """A prompt's chunks: others on each rank, so that ranks have different numbers of rows, and none once a prompt is done."""
 
-NUM_TOKENS = 8
+NUM_STEPS = 8
 
 
 def prompts_of(rank: int, ep_size: int) -> list[str]:
@@ -44,29 +44,41 @@ def logits_of(bench: Bench, names: list[str]) -> dict[str, torch.Tensor]:
     return {name: torch.cat(rows) for name, rows in found.items()}
 
 
-def output_of(bench: Bench, rank: int) -> list[list[int]]:
-    """Tokens of greedy steps. Rank 0 drafts and is done early: from then on its steps are dummies. Rank 1 does not draft."""
+class Runs(Protocol):
+    """A device, or a group of them in one process."""
+
+    def run(self, step: Step) -> StepResult: ...
+
+
+def output_of(device: Runs, rank: int) -> tuple[list[int], list[int], list[TokenLogprobs]]:
+    """Greedy steps: tokens, drafts verified in each, log-probabilities.
+
+    Rank 0 drafts and is done early: from then on its steps are dummies. Rank 1 does not draft.
+    """
     name, num_draft = (("short", 3), ("medium", 0))[rank]
-    ids, output, lengths = prompt(name), list[int](), list[int]()
-    at = 0
-    for number in range(NUM_TOKENS):
-        if rank == 0 and number >= NUM_TOKENS // 2:
-            lengths.append(len(bench.runner.run(Step(rank, ())).items))
+    ids, at = prompt(name), 0
+    output, verified, shares = list[int](), list[int](), list[TokenLogprobs]()
+    for number in range(NUM_STEPS):
+        if rank == 0 and number >= NUM_STEPS // 2:
+            assert device.run(Step(rank, ())).items == ()
             continue
-        tokens = ids if not at else ()
-        (result,) = run(
-            bench.runner, item(1, at, tokens, table() if not at else (), output_index=len(output), num_draft=num_draft)
-        )
+        fields = {"output_index": len(output), "num_draft": num_draft, "logprobs": 4}
+        sent = item(1, at, () if at else ids, () if at else table(), **fields)
+        (result,) = device.run(Step(rank, (sent,))).items
+        at += sent.num_tokens + len(result.tokens) - 1
         output += result.tokens
-        at += (len(ids) if not at else 1) + len(result.tokens) - 1
-        lengths.append(result.num_verified)
-    return [output, lengths]
+        verified.append(result.num_verified)
+        shares += result.logprobs
+    return output, verified, shares
 
 
 def be_device(share: Share, rendezvous: str) -> dict[str, Any]:
     group = TorchCollectives(share, rendezvous, ready_s=60.0, limit_s=60.0)
     bench = Bench(collectives=group)
-    return {"logits": logits_of(bench, prompts_of(share.ep_rank, share.ep_size)), "output": output_of(bench, share.ep_rank)}
+    return {
+        "logits": logits_of(bench, prompts_of(share.ep_rank, share.ep_size)),
+        "output": output_of(bench.runner, share.ep_rank),
+    }
 
 
 def main() -> None:
@@ -85,7 +97,7 @@ def main() -> None:
         statuses = [os.waitpid(pid, 0)[1] for pid in pids]
         if any(statuses):
             sys.exit(f"devices ended with {statuses}")
-        torch.save([torch.load(Path(folder) / str(device)) for device in devices], path)
+        torch.save([torch.load(Path(folder) / str(device), weights_only=False) for device in devices], path)
 
 
 if __name__ == "__main__":

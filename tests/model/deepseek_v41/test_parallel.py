@@ -15,7 +15,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.model.deepseek_v41.device import NUM_TOKENS, prompts_of
+from rackserve.model.thread_group import ThreadGroup
+from tests.model.deepseek_v41.device import NUM_STEPS, output_of, prompts_of
 from tests.model.deepseek_v41.golden import PROMPTS, Bench, continuation, prompt, vector
 
 LAYOUTS = [(1, 2), (2, 1), (2, 2)]
@@ -28,7 +29,7 @@ def group(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     path: Path = tmp_path_factory.mktemp("group") / "found"
     command = (sys.executable, "-m", "tests.model.deepseek_v41.device", str(tp_size), str(ep_size), str(path))
     subprocess.run(command, timeout=100, check=True)
-    return tp_size, ep_size, torch.load(path)
+    return tp_size, ep_size, torch.load(path, weights_only=False)
 
 
 @pytest.fixture(scope="module")
@@ -58,8 +59,17 @@ def test_output_is_golden_with_drafts_on_one_rank_and_dummy_steps_on_another(
 ) -> None:
     tp_size, _, found = group
     for device, computed in enumerate(found):
-        output, verified = computed["output"]
+        output, verified, _ = computed["output"]
         rank = device // tp_size
         assert output == continuation(("short", "medium")[rank])[: len(output)]
-        assert len(output) >= (NUM_TOKENS if rank else NUM_TOKENS // 2)
-        assert verified == ([0] * NUM_TOKENS if rank else [0, *[3] * (NUM_TOKENS // 2 - 1), *[0] * (NUM_TOKENS // 2)])
+        assert len(output) >= len(verified)
+        assert verified == ([0] * NUM_STEPS if rank else [0, *[3] * (NUM_STEPS // 2 - 1)])
+        assert computed["output"] == found[device - device % tp_size]["output"]
+
+
+@pytest.mark.parametrize("group", [(2, 1)], indirect=True, ids=["tp2_ep1"])
+def test_threads_of_one_process_compute_what_processes_do(group: tuple[int, int, list[dict[str, Any]]]) -> None:
+    tp_size, _, found = group
+    threads = ThreadGroup(tp_size, lambda collectives: Bench(collectives=collectives).runner)
+    assert output_of(threads, 0) == found[0]["output"]
+    threads.close()

@@ -164,15 +164,15 @@ HOT = [SamplingParams(temperature=temperature, seed=seed) for temperature, seed 
 
 def test_a_sequence_has_the_same_output_alone_and_among_others_with_any_drafts_and_temperature(bench: Bench) -> None:
     def jobs() -> list[Job]:
-        return [Job(prompt(PROMPTS[k % 2]), 6, (40,), k, HOT[k % 4]) for k in range(5)]
+        return [Job(prompt(PROMPTS[k % 2]), 5, (40,), k, HOT[k]) for k in range(4)]
 
     together = complete(bench.runner, *jobs(), first=20)
     for job, want in zip(jobs(), together, strict=True):
         assert complete(bench.runner, job, first=30) == [want]
-        assert job.verified <= 5 * job.num_draft
-    assert together[0] == continuation("short")[:6]
-    assert together[1] == continuation("medium")[:6]  # a tiny temperature is as good as none
-    again = Job(prompt("short"), 6, (40,), 2, SamplingParams(temperature=1.0, seed=9))
+        assert job.verified <= 4 * job.num_draft
+    assert together[0] == continuation("short")[:5]
+    assert together[1] == continuation("medium")[:5]  # a tiny temperature is as good as none
+    again = Job(prompt("short"), 5, (40,), 2, SamplingParams(temperature=1.0, seed=9))
     assert complete(bench.runner, again, first=40) != [together[2]]
 
 
