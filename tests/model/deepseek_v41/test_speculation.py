@@ -12,7 +12,6 @@ from torch import Tensor
 from rackserve.base.request import SamplingParams
 from rackserve.model.deepseek_v41.dspark import Drafting, Drafts, DSpark
 from rackserve.model.deepseek_v41.options import RunnerOptions
-from rackserve.model.deepseek_v41.speculation import drafts_for
 from rackserve.model.deepseek_v41.state import SequenceState
 from tests.model.deepseek_v41.golden import (
     CONFIG,
@@ -151,12 +150,15 @@ def test_a_snapshot_is_the_state_before_its_position_or_is_not_taken(
         assert plain.agrees(bench, bench.runner._sequences[6])
 
 
-def test_drafts_are_drawn_where_one_token_is_computed_and_output_wanted() -> None:
-    assert drafts_for(item(1, 5, [3], num_draft=2))
-    assert not drafts_for(item(1, 5, [3]))
-    assert not drafts_for(item(1, 0, [3], num_draft=2))
-    assert not drafts_for(item(1, 5, [3, 4], num_draft=2))
-    assert not drafts_for(item(1, 5, [3], num_draft=2, sample=False))
+def test_drafts_are_verified_where_one_token_is_computed_and_output_wanted(bench: Bench) -> None:
+    items = [
+        item(7, 0, IDS[:1], table(2), num_draft=2),
+        item(7, 1, IDS[1:3], num_draft=2),
+        item(7, 3, IDS[3:4], sample=False, num_draft=2),
+        item(7, 4, IDS[4:5]),
+        item(7, 5, IDS[5:6], num_draft=2),
+    ]
+    assert [run(bench.runner, one)[0].num_verified for one in items] == [0, 0, 0, 0, 2]
 
 
 HOT = [SamplingParams(temperature=temperature, seed=seed) for temperature, seed in ((0.0, 0), (1e-7, 1), (1.0, 2), (2.0, 3))]
