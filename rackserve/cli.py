@@ -24,6 +24,9 @@ def parser() -> argparse.ArgumentParser:
     _add_simulate(commands.add_parser("simulate", help="replay agent sessions on a simulated rack"))
     _add_swarm(commands.add_parser("swarm", help="run random small racks with faults in simulation and check every law"))
     _add_plan_memory(commands.add_parser("plan-memory", help="what a DeepSeek-V4.1 model takes, in all and on each device"))
+    _add_serve_rows(
+        commands.add_parser("serve-rows", help="own a shard of a DeepSeek-V4.1 model's n-gram tables for other ranks")
+    )
     return main_parser
 
 
@@ -162,6 +165,18 @@ def _add_swarm(command: argparse.ArgumentParser) -> None:
     command.add_argument("--seed", type=int, help="run this one alone and describe it")
 
 
+def _add_serve_rows(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--model", required=True, help="folder of the model, or golden")
+    command.add_argument("--shard", type=_at_least(0), default=0, metavar="I", help="which shard, from 0 (default 0)")
+    command.add_argument("--of", type=_at_least(1), default=1, metavar="N", help="into how many the tables are cut (default 1)")
+    command.add_argument(
+        "--listen",
+        required=True,
+        metavar="ADDRESS",
+        help="ipc://@name, ipc:///path or tcp://host:port (no secret: rack network only)",
+    )
+
+
 def _add_plan_memory(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--config",
@@ -211,6 +226,10 @@ def _run(options: argparse.Namespace) -> int:
         from rackserve.plan_memory import plan_memory
 
         return plan_memory(options)
+    if options.command == "serve-rows":
+        from rackserve.serve_rows import serve_rows
+
+        return serve_rows(options)
 
     from rackserve import commands, demo
 

@@ -8,6 +8,8 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
+import msgspec
+
 from rackserve.base.errors import ConfigError
 from rackserve.base.ids import NodeId
 from rackserve.base.kv_layout import KvLayout
@@ -91,7 +93,7 @@ class Difference:
 def check_verifiable(settings: Settings) -> None:
     """ConfigError if a cold rank need not say what this rack says."""
     runner, topology = settings.runner, settings.topology
-    if runner.kind == "deepseek_v41" and runner.resume != "exact":
+    if runner.resume != "exact":
         raise ConfigError(f"--verify: runner.resume {runner.resume} is approximate where a prefix is cached; set it to exact")
     if runner.synthetic_acceptance:
         raise ConfigError("--verify: with runner.synthetic_acceptance the output is not the model's; set it to 0")
@@ -106,6 +108,7 @@ def check_verifiable(settings: Settings) -> None:
 def open_cold(spec: RunnerSpec, layout: KvLayout, num_positions: int, tp_size: int = 1) -> Iterator[Runner]:
     """One rank of `tp_size` devices in this process with room for `num_positions`: no cache, no neighbours, no drafts."""
     num_blocks = blocks_for(num_positions, layout.block_tokens)
+    spec = msgspec.structs.replace(spec, draft_policy="all")  # without drafts there are no costs to measure
     arena = memoryview(bytearray(num_blocks * layout.block_bytes))
     if tp_size == 1:
         yield open_runner(spec, arena, num_blocks)

@@ -24,7 +24,7 @@ from rackserve.base.ranges import MAX_COUNT, MAX_SECONDS, MIN_SECONDS, require_r
 from rackserve.base.request import Request, SamplingParams
 from rackserve.base.rng import draw_u64
 from rackserve.text.chat import ChatTemplate
-from rackserve.text.dsml import DsmlTemplate
+from rackserve.text.dsml import ChatOptions, DsmlTemplate
 from rackserve.text.tokenizer import Vocabulary, pack
 
 SESSION_HEADERS = ("x-session-id", "x-session-affinity", "session-id", "x-correlation-id")
@@ -135,7 +135,8 @@ class RequestFactory:
             )
         try:
             if isinstance(self._template, DsmlTemplate):
-                tokens = self.tokenizer.encode_pieces(self._template.pieces(messages))
+                # Answers are handed on as one text so far, so the model must not be asked to reason in front of them.
+                tokens = self.tokenizer.encode_pieces(self._template.pieces(messages, ChatOptions(thinking_mode="chat")))
             else:
                 tokens = self.tokenizer.encode(self._template.render(messages))
         except RequestError as error:

@@ -2,7 +2,7 @@
 
 It is device 0 of its worker and leads the others, if there are any. It ends with the control process in any case: the kernel
 kills it when its parent dies, and a thread leaves at the end of the standard input. Exit codes: 0 asked to stop or control
-process gone, 70 a handler raised or a device of the worker was lost (text on standard error).
+process gone, 70 a handler raised or a device of the worker was lost, others those of errors a person can mend (text on stderr).
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 A follower is a child of the leader, started as `python -m rackserve.live.group`, with a socket to the leader as its standard
 input. It ends with the leader in any case: the kernel kills it when its parent dies, a thread leaves at the end of the socket.
-The leader ends when a follower ends, falls silent or exceeds a limit, and names it: the devices of a group share every step, so
-none can go on without the others. The supervisor then starts the whole worker again.
+The leader ends when a follower ends or falls silent, which it names, or exceeds a limit, where others may have waited for it.
+The devices of a group share every step, so none can go on without the others; the supervisor starts the whole worker again.
 """
 
 from __future__ import annotations
@@ -113,9 +113,12 @@ class _Follower:
             self.connection, child = Pipe()
             with child:
                 self.process = subprocess.Popen(FOLLOWER_COMMAND, stdin=child.fileno())
+            self.connection.send_bytes(msgspec.msgpack.encode(FollowerSpec(spec, device, rendezvous)))
         except OSError as error:
-            raise ResourceError(f"device {device} of {spec.worker} cannot be started: {error.strerror}") from error
-        self.connection.send_bytes(msgspec.msgpack.encode(FollowerSpec(spec, device, rendezvous)))
+            raise ResourceError(
+                f"device {device} of {spec.worker} cannot be started: {error.strerror}; free memory, or lower "
+                f"topology.{spec.role}_tp or topology.{spec.role}_ranks"
+            ) from error
 
     def __str__(self) -> str:
         return f"device {self.device} (pid {self.process.pid})"
@@ -241,7 +244,9 @@ class Group:
         with self._changed:
             late = list(self._owing.values()) if now > self._deadline else []
         if late:
-            self._end(f"{', '.join(map(str, late))} did not {self._task}")
+            # Where devices exchange, all wait for the one at fault, and it may be this one.
+            who = "devices" if len(late) == len(self._followers) else ", ".join(map(str, late))
+            self._end(f"{who} did not {self._task} (settings supervisor.ready, supervisor.step)")
 
     def _end(self, reason: str, exit_code: int = CRASHED) -> NoReturn:
         """End this process, and with it the followers."""

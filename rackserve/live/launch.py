@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import logging
 import os
 import signal
 import subprocess
@@ -13,6 +14,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from rackserve.base.errors import ResourceError
+
+log = logging.getLogger("rackserve.live")
 
 TAIL_LINES = 20
 LINE_LIMIT = 4096
@@ -39,7 +42,7 @@ def how_it_ended(code: int) -> str:
 class RankProcess:
     """A running rank process. `exited` gets its exit code (negative: the signal) once it is reaped and can touch nothing more.
 
-    Nor can its own children: they share its output, and `exited` waits until nobody holds that any more.
+    Nor can its own children: they share its output, and `exited` waits until nobody holds that any more, or for LINGER_S.
     What it prints goes to our standard error, marked with `label`; the last lines are kept for error texts.
     """
 
@@ -137,10 +140,15 @@ class RankProcess:
             with suppress(BrokenPipeError):
                 self._popen.stdin.close()
         if self._open:
-            self._loop.call_later(LINGER_S, self._finish)
+            self._loop.call_later(LINGER_S, self._give_up_waiting)
             self._read()
         else:
             self._finish()
+
+    def _give_up_waiting(self) -> None:
+        if not self.exited.done():
+            log.warning("a device of %s is not gone %g s after its leader", self._label, LINGER_S)
+        self._finish()
 
     def _finish(self) -> None:
         if self.exited.done():

@@ -52,6 +52,10 @@ class RunnerSpec(RunnerOptions, frozen=True, forbid_unknown_fields=True, kw_only
         super().__post_init__()
         require_range("runner", self, ("block_tokens",), 1, MAX_BLOCK_TOKENS)
         require_range("runner", self, ("vocab_size",), 1, MAX_COUNT)
+        plain = RunnerOptions()
+        changed = [name for name in RunnerOptions.__struct_fields__ if getattr(self, name) != getattr(plain, name)]
+        if changed and self.kind != "deepseek_v41":
+            raise ConfigError(f"runner.{changed[0]} is set, but means nothing to runner.kind {self.kind}; leave it out")
 
     @property
     def options(self) -> RunnerOptions:

@@ -245,7 +245,7 @@ class Supervisor:
         if rank.ready.done() and not process.exited.done():
             return
         if process.exited.done():
-            problem = f"ended with exit code {process.exited.result()} before it was ready"
+            problem = f"{how_it_ended(process.exited.result())} before it was ready"
         else:
             problem = f"was not ready after {self._config.ready:g} s (setting supervisor.ready)"
             process.kill()

@@ -80,14 +80,14 @@ class TorchCollectives:
         sent = torch.bincount(destinations, minlength=self.share.ep_size)
         received = torch.empty_like(sent)
         self._call("exchange row counts", self._ep_name, lambda: dist.all_to_all_single(received, sent, group=self._ep))
-        counts_in, counts_out = sent.tolist(), received.tolist()
-        return Exchanged(self._send(rows[order], counts_in, counts_out), (order, counts_in, counts_out))
+        sent_counts, received_counts = sent.tolist(), received.tolist()
+        return Exchanged(self._send(rows[order], sent_counts, received_counts), (order, sent_counts, received_counts))
 
     def give_back(self, exchanged: Exchanged, results: Tensor) -> Tensor:
         if exchanged.route is None:
             return results
-        order, counts_in, counts_out = exchanged.route
-        returned = self._send(results, counts_out, counts_in)
+        order, sent_counts, received_counts = exchanged.route
+        returned = self._send(results, received_counts, sent_counts)
         restored = torch.empty_like(returned)
         restored[order] = returned
         return restored
@@ -117,14 +117,14 @@ class TorchCollectives:
         self._call("gather parts", self._tp_name, lambda: dist.all_gather(parts, mine, group=self._tp))
         return parts
 
-    def _send(self, rows: Tensor, counts_in: list[int], counts_out: list[int]) -> Tensor:
-        """Send the first counts_in[0] rows to rank 0, the next to rank 1...; what all send here, in rank order."""
-        incoming = rows.new_empty(sum(counts_out), *rows.shape[1:])
+    def _send(self, rows: Tensor, sent_counts: list[int], received_counts: list[int]) -> Tensor:
+        """Send the first sent_counts[0] rows to rank 0, the next to rank 1...; what all send here, in rank order."""
+        incoming = rows.new_empty(sum(received_counts), *rows.shape[1:])
         outgoing = rows.contiguous()
         self._call(
             "exchange rows",
             self._ep_name,
-            lambda: dist.all_to_all_single(incoming, outgoing, counts_out, counts_in, group=self._ep),
+            lambda: dist.all_to_all_single(incoming, outgoing, received_counts, sent_counts, group=self._ep),
         )
         return incoming
 

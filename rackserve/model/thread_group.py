@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
@@ -25,6 +26,11 @@ class Device(Protocol):
 
 
 DeviceT = TypeVar("DeviceT", bound=Device)
+ResultT = TypeVar("ResultT")
+
+
+LIMIT_S = 300.0
+"""How long a device waits for the others; opening the model and the slowest step are shorter."""
 
 
 class _Meeting:
@@ -33,18 +39,18 @@ class _Meeting:
     __slots__ = ("_barrier", "_values")
 
     def __init__(self, num_devices: int) -> None:
-        self._barrier = threading.Barrier(num_devices)
+        self._barrier = threading.Barrier(num_devices, timeout=LIMIT_S)
         self._values: list[Any] = [None] * num_devices
 
-    def share(self, device: int, value: Any) -> list[Any]:
-        """The values of all devices in order, once all have called. ResourceError if one never will."""
+    def swap(self, device: int, value: Any) -> list[Any]:
+        """The values of all devices in order, once all have called. ResourceError if one never will, or is LIMIT_S late."""
         try:
             self._values[device] = value
             self._barrier.wait()
             values = list(self._values)
             self._barrier.wait()  # nobody writes again before all have read
         except threading.BrokenBarrierError:
-            raise ResourceError("another device of the rank has failed") from None
+            raise ResourceError("another device of the rank has failed or is late") from None
         return values
 
     def give_up(self) -> None:
@@ -59,20 +65,20 @@ class _Member(Alone):
         self.share = share
 
     def tp_sum(self, part: Tensor) -> Tensor:
-        first, *others = self._meeting.share(self.share.tp_rank, part)
+        first, *others = self._meeting.swap(self.share.tp_rank, part)
         total: Tensor = first.clone()
         for other in others:
             total += other
         return total
 
     def tp_concat(self, part: Tensor) -> Tensor:
-        return torch.cat(self._meeting.share(self.share.tp_rank, part), dim=-1)
+        return torch.cat(self._meeting.swap(self.share.tp_rank, part), dim=-1)
 
     def any(self, flag: bool) -> bool:
-        return any(self._meeting.share(self.share.tp_rank, flag))
+        return any(self._meeting.swap(self.share.tp_rank, flag))
 
     def agree(self, values: list[float]) -> list[float]:
-        first: list[float] = self._meeting.share(self.share.tp_rank, values)[0]
+        first: list[float] = self._meeting.swap(self.share.tp_rank, values)[0]
         return first
 
 
@@ -84,25 +90,29 @@ class ThreadGroup(Generic[DeviceT]):
         self._meeting = _Meeting(num_devices)
         members = [_Member(self._meeting, Share(number, num_devices)) for number in range(num_devices)]
         self._pool = ThreadPoolExecutor(num_devices, thread_name_prefix="device")
-        self.devices = [open_device(member) for member in members]
+        self.devices = self._together([partial(open_device, member) for member in members])  # they may meet already
         self.layout = self.devices[0].layout
 
     def run(self, step: Step) -> StepResult:
         """The result of the first device. Raises what a device raised; the group is of no use then."""
-        results = [self._pool.submit(self._run_one, device, step) for device in self.devices]
-        wait(results)
-        errors = [error for error in (result.exception() for result in results) if error is not None]
-        if errors:
-            raise next((error for error in errors if not isinstance(error, ResourceError)), errors[0])
-        return results[0].result()
+        return self._together([partial(device.run, step) for device in self.devices])[0]
 
     def close(self) -> None:
         """End the threads."""
         self._pool.shutdown()
 
-    def _run_one(self, device: DeviceT, step: Step) -> StepResult:
+    def _together(self, tasks: Sequence[Callable[[], ResultT]]) -> list[ResultT]:
+        """The results of a task for each device. If one raises, the others give up, and its error is raised."""
+        results = [self._pool.submit(self._do, task) for task in tasks]
+        wait(results)
+        errors = [error for error in (result.exception() for result in results) if error is not None]
+        if errors:
+            raise next((error for error in errors if not isinstance(error, ResourceError)), errors[0])
+        return [result.result() for result in results]
+
+    def _do(self, task: Callable[[], ResultT]) -> ResultT:
         try:
-            return device.run(step)
+            return task()
         except BaseException:
             self._meeting.give_up()
             raise

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from heapq import heapify, heappop, heapreplace
 from itertools import pairwise
 from statistics import median
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import msgspec
 
@@ -123,13 +123,20 @@ def _sigmoid(value: float) -> float:
 
 
 class DraftPolicy(Protocol):
-    """How many drafts to verify for each sequence, in the order of `drafted`, within its limits."""
+    """How many drafts to verify for each sequence, in the order of `drafted`, within its limits.
+
+    weighs_costs: whether `costs` matter to it and are worth measuring.
+    """
+
+    weighs_costs: ClassVar[bool]
 
     def choose(self, drafted: Drafted, costs: DraftCosts) -> list[int]: ...
 
 
 class VerifyAll:
     """Everything drafted; where the budget is short, first drafts before second ones."""
+
+    weighs_costs: ClassVar[bool] = False
 
     def choose(self, drafted: Drafted, costs: DraftCosts) -> list[int]:
         counts, left = [0] * len(drafted.acceptance), drafted.budget
@@ -150,6 +157,8 @@ class Adaptive:
     the next draft are not looked at: a draft verified because of its successors' chances is one verified because of its own
     value, and sampled output would be bent.
     """
+
+    weighs_costs: ClassVar[bool] = True
 
     def choose(self, drafted: Drafted, costs: DraftCosts) -> list[int]:
         counts = [0] * len(drafted.acceptance)

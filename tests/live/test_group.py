@@ -80,7 +80,7 @@ def test_results_are_those_of_the_first_device_of_each_rank_and_idling_devices_h
     [
         ("fail", LIMITS, "device 1 (pid {}) ended with exit code 70"),
         ("freeze", Limits(30.0, 3.0, 30.0), "device 1 (pid {}) gave no sign of life for "),
-        ("stall", Limits(30.0, 30.0, 2.0), "device 1 (pid {}) did not compute step 2 within 1.8 s"),
+        ("stall", Limits(30.0, 30.0, 2.0), "device 1 (pid {}) did not compute step 2 within 1.8 s (settings supervisor.ready"),
     ],
 )
 def test_a_device_that_fails_freezes_or_stalls_ends_the_whole_group_and_is_named(what: str, limits: Limits, said: str) -> None:

@@ -32,7 +32,7 @@ from rackserve.model.parallel import Collectives
 Attend = Callable[[Tensor], Tensor]
 
 
-class Memory(Protocol):
+class EngramRows(Protocol):
     """Engram rows on their way, asked for before the pass began."""
 
     def rows(self, layer: int) -> Tensor:
@@ -94,7 +94,7 @@ class Backbone:
         self._norm = weights.vector("norm")
         self.embedding = Embedding(weights, linear, collectives)
 
-    def forward(self, tokens: list[int], spans: list[Span], memory: Memory) -> Pass:
+    def forward(self, tokens: list[int], spans: list[Span], engram: EngramRows) -> Pass:
         """Compute the rows of `spans`, in order, with these ids. Writes global rows to the arena; all else is proposed."""
         config, count = self._config, len(tokens)
         windows = torch.zeros(config.num_hidden_layers, count, window_row_bytes(config), dtype=torch.uint8)
@@ -108,7 +108,7 @@ class Backbone:
         pre = first_pre(count, config.hc_mult)
         for layer, block in enumerate(self._blocks):
             if layer in self._injections:
-                streams = self._injections[layer].inject(streams, memory.rows(layer)[kept])
+                streams = self._injections[layer].inject(streams, engram.rows(layer)[kept])
             if layer in config.dspark_target_layer_ids:
                 features[kept, config.dspark_target_layer_ids.index(layer)] = streams.mean(1)
             x = block.attention_input(streams, pre)

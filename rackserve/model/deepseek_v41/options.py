@@ -28,8 +28,9 @@ class RunnerOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     draft_policy          which drafts are verified: a name from `rackserve.sched.draft_budget.POLICIES`
     synthetic_acceptance  0: drafts are verified. Else tokens per step, at least 1: so many are taken whatever the model says.
                           A run with it measures speed alone; its output is not the model's
-    engram_shards         parts each Engram table is read in
-    engram_hot_rows       Engram rows kept in memory
+    engram_owners         who has the rows of the Engram tables, which are cut into as many shards: for each "" (mapped from the
+                          checkpoint here) or the address of a `rackserve serve-rows`
+    engram_hot_rows       rows of each Engram table kept near; they pay where owners are on other machines
     """
 
     resume: ResumeMode = "exact"
@@ -37,12 +38,13 @@ class RunnerOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     activation_rounding: bool = False
     draft_policy: DraftPolicy = "all"
     synthetic_acceptance: float = 0.0
-    engram_shards: int = 1
-    engram_hot_rows: int = 4096
+    engram_owners: tuple[str, ...] = ("",)
+    engram_hot_rows: int = 0
 
     def __post_init__(self) -> None:
         require_range("runner", self, ("engram_hot_rows",), 0, MAX_COUNT)
-        require_range("runner", self, ("engram_shards",), 1, MAX_COUNT)
+        if not self.engram_owners:
+            raise ConfigError('runner.engram_owners must name the owner of at least one shard; "" is this process')
         require_range("runner", self, ("synthetic_acceptance",), 0, MAX_STEP_TOKENS)
         if 0 < self.synthetic_acceptance < 1:
             raise ConfigError(

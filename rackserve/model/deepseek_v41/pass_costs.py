@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 
 from rackserve.base.request import SamplingParams
-from rackserve.model.deepseek_v41.backbone import Backbone, Memory
+from rackserve.model.deepseek_v41.backbone import Backbone, EngramRows
 from rackserve.model.deepseek_v41.config import DeepseekV41Config
 from rackserve.model.deepseek_v41.dspark import Drafting, DSpark
 from rackserve.model.deepseek_v41.spans import Span
@@ -20,7 +20,7 @@ TOKEN_COUNTS = (1, 2, 4, 8, 16, 32, 64)
 ROUNDS = 3
 
 
-class _NoMemory:
+class _ZeroRows:
     """Engram rows that are all zero: reading them costs no compute, and the real ones are read beside it."""
 
     def __init__(self, config: DeepseekV41Config, count: int) -> None:
@@ -45,8 +45,8 @@ def measure_costs(config: DeepseekV41Config, backbone: Backbone, dspark: DSpark,
 
     def verify(count: int) -> Callable[[], object]:
         spans = [Span(state(), 1, 1, first) for first in range(count)]
-        memory: Memory = _NoMemory(config, count)
-        return lambda: backbone.logits(backbone.forward([0] * count, spans, memory).hidden)
+        engram: EngramRows = _ZeroRows(config, count)
+        return lambda: backbone.logits(backbone.forward([0] * count, spans, engram).hidden)
 
     def draft(count: int) -> Callable[[], object]:
         requests = [Drafting(state(), 0, SamplingParams(), 0) for _ in range(count)]

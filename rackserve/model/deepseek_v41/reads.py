@@ -12,7 +12,7 @@ from rackserve.model.deepseek_v41.engram.reader import EngramReader, PendingRows
 
 
 class StepReads:
-    """Rows of the ids of a step's items, and of their drafts once those are drawn. The memory of a forward pass."""
+    """The Engram rows of a forward pass: those of the ids of a step's items, and of their drafts once those are drawn."""
 
     __slots__ = ("_hash", "_late", "_lengths", "_reader", "_soon", "_tokens")
 

@@ -19,7 +19,9 @@ NARROW = 16
 """Channels per scale of a main row."""
 
 _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-_E2M1 = torch.tensor([*_MAGNITUDES, *(-value for value in _MAGNITUDES)], dtype=torch.float32)
+E2M1 = torch.tensor([*_MAGNITUDES, *(-value for value in _MAGNITUDES)], dtype=torch.float32)
+"""The number of each e2m1 code: bit 3 is the sign."""
+
 _BOUNDS = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0], dtype=torch.float32)
 _TIES_UP = torch.tensor([False, True, False, True, False, True, False])
 """At which bounds the larger neighbour has the even code."""
@@ -106,4 +108,4 @@ def _nibbles(x: Tensor) -> Tensor:
 
 def _from_nibbles(pairs: Tensor) -> Tensor:
     codes = torch.stack((pairs & 15, pairs >> 4), -1).flatten(-2)
-    return _E2M1[codes.to(torch.int64)]
+    return E2M1[codes.to(torch.int64)]

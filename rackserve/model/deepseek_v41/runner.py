@@ -22,7 +22,7 @@ from rackserve.model.deepseek_v41.options import RunnerOptions
 from rackserve.model.deepseek_v41.pass_costs import measure_costs
 from rackserve.model.deepseek_v41.reads import StepReads
 from rackserve.model.deepseek_v41.spans import Span
-from rackserve.model.deepseek_v41.speculation import Speculation, drafts_for
+from rackserve.model.deepseek_v41.speculation import Speculation, wants_drafts
 from rackserve.model.deepseek_v41.state import Arena, Proposal, SequenceState
 from rackserve.model.deepseek_v41.weights import load_weights
 from rackserve.model.files import ModelFiles
@@ -66,7 +66,7 @@ class DeepseekV41Runner:
         if self._speculation.needs_costs:
             self._speculation.costs = measure_costs(config, self._backbone, self._dspark, self._collectives)
         self._ngrams = NgramHash(config, token_map(files.path, config))
-        self.engram = open_engram(weights.checkpoint.location, config, options.engram_shards, options.engram_hot_rows)
+        self.engram = open_engram(weights.checkpoint.location, config, options.engram_owners, options.engram_hot_rows)
         self._sequences: dict[int, SequenceState] = {}
 
     @property
@@ -88,7 +88,7 @@ class DeepseekV41Runner:
     def _compute(self, items: Sequence[StepItem], tokens: list[list[int]], states: list[SequenceState]) -> list[ItemResult]:
         reads = StepReads(self._ngrams, self.engram, tokens, [state.history for state in states])
         drafts: list[Drafts | None] = [None] * len(items)
-        if self._collectives.any(any(drafts_for(item) for item in items)):
+        if self._collectives.any(any(wants_drafts(item) for item in items)):
             drafts = self._speculation.draft(items, [ids[-1] for ids in tokens], states)
         drawn = [[] if found is None else found.tokens for found in drafts]
         reads.extend(drawn)
@@ -115,7 +115,7 @@ class DeepseekV41Runner:
             return ItemResult(item.sequence, ())
         if not bool(logits.isfinite().all()):
             raise InvariantError(f"sequence {item.sequence}: logits are not finite; a block was read before its KV was written")
-        output = self._speculation.stand(item, logits, drafts)
+        output = self._speculation.accept(item, logits, drafts)
         shares = zip(logits, output, strict=False) if item.logprobs >= 0 else ()
         return ItemResult(
             item.sequence,
@@ -162,7 +162,7 @@ class DeepseekV41Runner:
             if slot >= 0:
                 self._arena.slot(slot)
         num_blocks = len(item.new_blocks) + (len(known.blocks) if known else 0)
-        last = end + (min(item.num_draft, self._config.dspark_block_size) if drafts_for(item) else 0)
+        last = end + (min(item.num_draft, self._config.dspark_block_size) if wants_drafts(item) else 0)
         if start < 0 or last > min(num_blocks * self._arena.block_tokens, self._config.max_positions):
             room = f"{num_blocks} blocks of {self._arena.block_tokens} and the model's {self._config.max_positions} positions"
             raise InvariantError(f"sequence {sequence}: positions [{start}, {last}) do not fit {room}")

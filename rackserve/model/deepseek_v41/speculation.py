@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from rackserve.base.errors import ConfigError
 from rackserve.base.step import StepItem
 from rackserve.model.acceptance import SyntheticAcceptance, verify
 from rackserve.model.deepseek_v41.dspark import Drafting, Drafts, DSpark
@@ -26,14 +27,19 @@ class Speculation:
     def __init__(self, dspark: DSpark, block: int, options: RunnerOptions) -> None:
         self._dspark, self._block = dspark, block
         self._policy = POLICIES[options.draft_policy]()
-        self.needs_costs = options.draft_policy == "adaptive"
+        self.needs_costs = self._policy.weighs_costs
         mean = options.synthetic_acceptance
+        if mean > block + 1:
+            raise ConfigError(
+                f"runner.synthetic_acceptance is {mean:g}: this model drafts {block} tokens, so a step yields "
+                f"{block + 1} at most; lower it"
+            )
         self._synthetic = SyntheticAcceptance(mean) if mean else None
         self.costs: DraftCosts = UNMEASURED
 
     def draft(self, items: Sequence[StepItem], anchors: Sequence[int], states: Sequence[SequenceState]) -> list[Drafts | None]:
         """The drafts to verify for each item, None where there are to be none. `anchors`: each item's last token."""
-        wanted = [number for number, item in enumerate(items) if drafts_for(item)]
+        wanted = [number for number, item in enumerate(items) if wants_drafts(item)]
         requests = [
             Drafting(states[number], anchors[number], items[number].sampling, items[number].output_index) for number in wanted
         ]
@@ -47,7 +53,7 @@ class Speculation:
             chosen[number] = Drafts(drafts.tokens[:count], drafts.logits[:count], drafts.confidence[:count])
         return chosen
 
-    def stand(self, item: StepItem, logits: Tensor, drafts: Drafts | None) -> list[int]:
+    def accept(self, item: StepItem, logits: Tensor, drafts: Drafts | None) -> list[int]:
         """The output of an item that samples, from the logits [k + 1, vocab] at its last token and its k drafts."""
         if drafts is None or not drafts.tokens:
             return [sample(logits[0], item.sampling, item.output_index)]
@@ -58,6 +64,6 @@ class Speculation:
         return verify(logits, drafts.tokens, drafts.logits, item.sampling, item.output_index)
 
 
-def drafts_for(item: StepItem) -> bool:
+def wants_drafts(item: StepItem) -> bool:
     """Whether drafts are drawn for an item: it samples after one token, that of the position DSpark's windows end before."""
     return item.num_draft > 0 and item.sample and item.num_tokens == 1 and item.start > 0

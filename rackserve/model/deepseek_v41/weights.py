@@ -14,6 +14,7 @@ from rackserve.model.deepseek_v41.checkpoint import Checkpoint, open_checkpoint
 from rackserve.model.deepseek_v41.config import DeepseekV41Config
 from rackserve.model.deepseek_v41.inventory import TILE, owned, require_width
 from rackserve.model.deepseek_v41.options import WeightMemory
+from rackserve.model.deepseek_v41.rounding import E2M1
 from rackserve.model.parallel import Share
 
 WHOLE = Share()
@@ -26,10 +27,7 @@ DTYPES = {
     "F32": torch.float32,
 }
 
-FP4_VALUES = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0])
-"""The number of each e2m1 code: bit 3 is the sign."""
-
-FP4_PAIRS = torch.stack([FP4_VALUES.repeat(16), FP4_VALUES.repeat_interleave(16)], dim=1)
+FP4_PAIRS = torch.stack([E2M1.repeat(16), E2M1.repeat_interleave(16)], dim=1)
 """[256, 2]: the two numbers in each byte, the one in its low half first."""
 
 
@@ -157,6 +155,6 @@ def _read(checkpoint: Checkpoint, name: str, part: tuple[slice, ...]) -> Tensor:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given buffer is not writable")  # nothing here writes to weights
         flat = torch.frombuffer(view, dtype=torch.uint8)
-    if flat.data_ptr() % dtype.itemsize:
-        flat = flat.clone()  # the format aligns nothing
+    if flat.data_ptr() % dtype.itemsize:  # the format aligns nothing; the whole copy goes, only the part is kept
+        return flat.clone().view(dtype).view(spec.shape)[part].clone(memory_format=torch.contiguous_format)
     return flat.view(dtype).view(spec.shape)[part].contiguous()

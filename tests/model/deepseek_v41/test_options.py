@@ -18,7 +18,7 @@ from rackserve.model.deepseek_v41.options import RunnerOptions
         ("synthetic_acceptance", 0.5),
         ("synthetic_acceptance", 1e9),
         ("synthetic_acceptance", math.nan),
-        ("engram_shards", 0),
+        ("engram_owners", ()),
         ("engram_hot_rows", -1),
     ],
 )

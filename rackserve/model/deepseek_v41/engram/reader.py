@@ -14,8 +14,9 @@ from torch import Tensor
 from rackserve.base.errors import ResourceError
 from rackserve.model.deepseek_v41.config import DeepseekV41Config
 from rackserve.model.deepseek_v41.engram.hot_rows import HotRows
-from rackserve.model.deepseek_v41.engram.links import MappedLink, RowLink
+from rackserve.model.deepseek_v41.engram.links import MappedLink, RowLink, owned_rows
 from rackserve.model.deepseek_v41.engram.ngrams import Addresses
+from rackserve.model.deepseek_v41.engram.sockets import SocketLink
 from rackserve.model.deepseek_v41.engram.tables import Location, RowIds, Rows, dequantise, open_tables, row_bytes
 from rackserve.pool.shards import Shards
 
@@ -158,13 +159,21 @@ class _TableReader:
 
 
 def open_engram(
-    location: Callable[[str], Location], config: DeepseekV41Config, num_shards: int = 1, hot_rows: int = 0
+    location: Callable[[str], Location], config: DeepseekV41Config, owners: Sequence[str], hot_rows: int
 ) -> EngramReader:
-    """A reader of the tables of a checkpoint on this machine; `location` says where the checkpoint holds a tensor.
+    """A reader of the tables of a checkpoint, cut into one shard for each of `owners`.
 
-    FileFormatError if a table does not fit `config`.
+    owners    "": the shard is mapped from the checkpoint here, where `location` says; else the address of its owner
+    hot_rows  rows of each table to keep near
+
+    FileFormatError if a table does not fit `config`, ConfigError if an owner is no address.
     """
-    tables = open_tables(location, config)
-    links = [MappedLink(tables, num_shards, shard) for shard in range(num_shards)]
-    num_rows = {layer: table.num_rows for layer, table in tables.items()}
+    num_rows = dict(zip(config.engram_layer_ids, config.engram_num_embeddings, strict=True))
+    tables = open_tables(location, config) if "" in owners else {}
+    links: list[RowLink] = [
+        SocketLink(owner, owned_rows(num_rows, len(owners), shard), row_bytes(config.engram_head_dim))
+        if owner
+        else MappedLink(tables, len(owners), shard)
+        for shard, owner in enumerate(owners)
+    ]
     return EngramReader(num_rows, links, config.engram_head_dim, hot_rows)

@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from itertools import count
-from threading import Lock, Thread
+from threading import Event, Lock, Thread
 from time import monotonic
 from types import TracebackType
 from typing import Any, Self
@@ -38,6 +38,9 @@ HELLO = struct.Struct("<8sII")
 """Magic, bytes of a row, number of tables."""
 OWNED = struct.Struct("<Iqq")
 """Layer, first row owned, row after the last."""
+ACCEPT_PAUSE_S = 0.05
+"""Before an owner that could not take a connection tries again."""
+
 REQUEST = struct.Struct("<QII")
 """Number of the request, layer, number of rows."""
 REPLY = struct.Struct("<Q?Q")
@@ -61,11 +64,12 @@ class ShardServer:
     Port 0 takes a free one: `address` then tells which. ResourceError if it cannot listen there.
     """
 
-    __slots__ = ("_acceptor", "_connections", "_link", "_listener", "_threads", "address")
+    __slots__ = ("_acceptor", "_closing", "_connections", "_link", "_listener", "_threads", "address")
 
     def __init__(self, address: str, link: MappedLink) -> None:
         family, where = parse_address(address)
         self._link, self._connections, self._threads = link, set[socket.socket](), list[Thread]()
+        self._closing = Event()
         self._listener = socket.socket(family, socket.SOCK_STREAM)
         try:
             if family == socket.AF_INET:
@@ -86,6 +90,7 @@ class ShardServer:
 
     def close(self) -> None:
         """Stop listening, break all connections, wait for the threads."""
+        self._closing.set()
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._acceptor.join()
@@ -106,7 +111,9 @@ class ShardServer:
             try:
                 peer, _ = self._listener.accept()
             except OSError:
-                return
+                if self._closing.wait(ACCEPT_PAUSE_S):
+                    return
+                continue  # short of descriptors, for example: connections will end
             self._connections.add(peer)
             self._threads = [each for each in self._threads if each.is_alive()]
             self._threads.append(self._start(partial(self._serve, peer)))
@@ -267,9 +274,9 @@ class _Connection:
                     )
                 else:
                     reply.set_result(data)
-        except (OSError, EOFError) as error:
+        except Exception as error:  # whatever it is: nobody reads replies any more
             self.broken = True
-            self._fail(str(error))
+            self._fail(str(error) or type(error).__name__)
         finally:
             self._socket.close()
 

@@ -202,7 +202,7 @@ def test_rows_of_other_processes_are_the_same(tmp_path: Path) -> None:
     tables = open_tables(golden_location, config)
     hashing = NgramHash(config, token_map(GOLDEN, config))
     wanted = hashing.addresses([([], np.load(GOLDEN / "golden.npz")["long_ids"])])
-    near = open_engram(golden_location, config)
+    near = open_engram(golden_location, config, ("",), 0)
     num_rows = {layer: table.num_rows for layer, table in tables.items()}
     owners = [MappedLink(tables, 3, shard) for shard in range(3)]
     servers = [ShardServer("tcp://127.0.0.1:0", owner) for owner in owners]
@@ -222,7 +222,7 @@ def test_rows_of_other_processes_are_the_same(tmp_path: Path) -> None:
 
 def test_a_checkpoint_may_be_read_in_shards(tmp_path: Path) -> None:
     config, every = tiny_config(), np.arange(462).reshape(-1, 6)
-    readers = [open_engram(golden_location, config, shards, hot) for shards, hot in ((1, 0), (5, 32))]
+    readers = [open_engram(golden_location, config, ("",) * shards, hot) for shards, hot in ((1, 0), (5, 32))]
     first, second = (reader.begin({1: every}).rows(1) for reader in readers)
     assert torch.equal(first, second)
     assert [len(reader.counts().fetched_bytes) for reader in readers] == [1, 5]
