@@ -20,9 +20,10 @@ from rackserve.base.step import Step
 from rackserve.base.topology import ROLES, Role
 from rackserve.base.units import Time
 from rackserve.bench.client import Target, replay_over_http
+from rackserve.bench.closed_loop import Replay
 from rackserve.bench.ideal import IdealCache
 from rackserve.bench.metrics import summarize
-from rackserve.bench.plan import IdleCaps, Plan, Replay, Send
+from rackserve.bench.plan import IdleCaps, Plan, Send
 from rackserve.bench.prompts import RequestMaker
 from rackserve.bench.rack import summarize_rack
 from rackserve.bench.records import RecordedEvent, Recording, RequestRecord, RunInfo

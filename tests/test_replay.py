@@ -12,8 +12,8 @@ from rackserve.base.errors import ConfigError
 from rackserve.base.events import AttemptRetried, DraftsVerified
 from rackserve.base.ids import Rank
 from rackserve.base.topology import Topology
+from rackserve.bench.closed_loop import Replay
 from rackserve.bench.demo import demo_sessions, demo_trace
-from rackserve.bench.plan import Replay
 from rackserve.bench.records import RecordedEvent, Recording, RequestRecord, RunInfo
 from rackserve.bench.scale import ScaledTrace, scale_sessions
 from rackserve.bench.serial import SerialReplay

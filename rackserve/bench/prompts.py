@@ -24,15 +24,16 @@ class _Last(msgspec.Struct, frozen=True):
 class RequestMaker:
     """Makes the `Request` of a `Send`.
 
-    A token is a function of (seed, session, play, hash id, offset in the block), drawn from `vocabulary` = [low, high). The
-    play number is the cache-bust marker: it changes every block, so a repeated session starts cold. Prompt tokens beyond the
-    last full trace block have no id and are drawn for their request alone; they never hit.
+    A token is a function of (seed, salt, session, play, hash id, offset in the block), drawn from `vocabulary` = [low, high);
+    where a trace shares its ids, of the play alone instead of session and play. The play number is the cache-bust marker: it
+    changes every block, so a repeated session starts cold; a `salt` of its own does the same for a repeated run. Prompt tokens
+    beyond the last full trace block have no id and are drawn for their request alone; they never hit.
 
     With `with_tokens` off (simulation) `Request.tokens` stays empty and the chain is made from the ids; hits are the same if
     a served block is a whole number of trace blocks, which is required then.
     """
 
-    __slots__ = ("_last", "_namespace", "_seed", "_vocabulary", "_with_tokens")
+    __slots__ = ("_last", "_name", "_namespace", "_vocabulary", "_with_tokens")
 
     def __init__(
         self,
@@ -40,13 +41,14 @@ class RequestMaker:
         *,
         vocabulary: tuple[int, int] = (0, 256),
         seed: int = 42,
+        salt: str = "",
         with_tokens: bool = True,
     ) -> None:
         if not 0 <= vocabulary[0] < vocabulary[1]:
             raise ConfigError(f"vocabulary must be a range low < high of token ids, got {vocabulary}")
         self._namespace = namespace
         self._vocabulary = vocabulary
-        self._seed = seed
+        self._name = f"{seed}/{salt}" if salt else str(seed)
         self._with_tokens = with_tokens
         self._last: dict[tuple[str, int], _Last] = {}
 
@@ -72,8 +74,8 @@ class RequestMaker:
         ids, size = send.request.hash_ids, send.block_tokens
         shared = shared_ids(ids, last.ids)
         head = last.tokens[: shared * size * TOKEN_BYTES]
-        tree = send.key.tree
-        parts = [self._draw(f"{tree}/{number}", size) for number in memoryview(ids).cast("i")[shared:]]
+        scope = send.scope
+        parts = [self._draw(f"{scope}/{number}", size) for number in memoryview(ids).cast("i")[shared:]]
         spare = send.request.input_tokens - len(ids) // HASH_ID_BYTES * size
         tokens = b"".join((head, *parts, self._draw(f"{send.key}/spare", spare)))
         served = self._namespace.block_tokens
@@ -87,7 +89,7 @@ class RequestMaker:
                 f"block_tokens {self._namespace.block_tokens} must be a multiple of the trace's block of {send.block_tokens} "
                 "tokens when prompts carry no tokens; scale the trace or change block_tokens"
             )
-        salt = f"{self._namespace.tenant_salt}/{self._seed}/{send.key.tree}"
+        salt = f"{self._namespace.tenant_salt}/{self._name}/{send.scope}"
         root = msgspec.structs.replace(self._namespace, tenant_salt=salt).root()
         ids = send.request.hash_ids
         kept = prefix(last.chain, shared_ids(ids, last.ids) // ratio)
@@ -96,5 +98,5 @@ class RequestMaker:
     def _draw(self, name: str, count: int) -> bytes:
         """`count` int32 token ids that are a function of the seed and `name`."""
         low, high = self._vocabulary
-        raw = memoryview(shake_128(f"{self._seed}/{name}".encode()).digest(count * 4)).cast("I")
+        raw = memoryview(shake_128(f"{self._name}/{name}".encode()).digest(count * 4)).cast("I")
         return b"".join((low + value % (high - low)).to_bytes(TOKEN_BYTES, "little") for value in raw)

@@ -19,10 +19,12 @@ class RunInfo(msgspec.Struct, frozen=True, tag="run"):
     """How a run was made.
 
     host            live or simulated
-    loop            closed (a session's next turn waits for its answer) or serial (one request in flight over everything)
+    loop            closed (a session's next turn waits for its answer), serial (one request in flight over everything) or open
+                    (every request at its planned time)
     num_gpus        all GPUs (or CPU ranks) of the rack, prefill and decode: the divisor of every per-GPU figure
     steady_end_ns   when the first lane found no further session; the steady window ends there
     step_error      held-out relative error of the step-time model of a simulated run; None: not calibrated (or live)
+    aborted         why the run was stopped before it could mean anything; else empty
     """
 
     label: str
@@ -36,6 +38,7 @@ class RunInfo(msgspec.Struct, frozen=True, tag="run"):
     steady_end_ns: Time | None = None
     step_error: float | None = None
     config: dict[str, str] = {}
+    aborted: str = ""
 
 
 class RequestRecord(msgspec.Struct, frozen=True, tag="request", omit_defaults=True):
@@ -101,7 +104,7 @@ class OpenRecord:
         self._send = send
         self._prompt_tokens = request.num_tokens
         self._ideal = ideal.add_prompt(request.chain, request.num_tokens)
-        self._trace_hits = ideal.add_trace_blocks(send.key.tree, send.request.hash_ids)
+        self._trace_hits = ideal.add_trace_blocks(send.scope, send.request.hash_ids)
         self._chunks: list[Time] = []
         self.received_tokens = -1
         self.sent_ns = now

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import msgspec
+
 from rackserve.base.errors import ConfigError, InvariantError
 from rackserve.base.units import Time
 from rackserve.bench.plan import RequestKey, Send
@@ -21,7 +23,9 @@ class SerialReplay:
         self._next: Send | None = None
         self._in_flight: RequestKey | None = None
         self._due: Time = 0
+        self.measured_from_ns: Time | None = None
         self.steady_end_ns: Time | None = None
+        self.aborted = ""
         self.num_finished = 0
         self.num_failed = 0
 
@@ -34,7 +38,7 @@ class SerialReplay:
                 stream = streams[number]
                 last = turn + 1 == len(stream.turns)
                 key = RequestKey(session.id, 0, number, turn)
-                yield Send(key, 0, stream.turns[turn], session.block_tokens, last)
+                yield Send(key, 0, stream.turns[turn], session.block_tokens, last, False, session.shared)
 
     @property
     def done(self) -> bool:
@@ -48,6 +52,7 @@ class SerialReplay:
 
     def start(self, now: Time) -> None:
         """Make the first request due."""
+        self.measured_from_ns = now
         self._advance(now)
 
     def stop(self, now: Time) -> None:
@@ -61,7 +66,7 @@ class SerialReplay:
             return []
         send = self._next
         self._in_flight = send.key
-        return [Send(send.key, self._due, send.request, send.block_tokens, send.last)]
+        return [msgspec.structs.replace(send, due_ns=self._due)]
 
     def on_finished(self, key: RequestKey, now: Time) -> None:
         """The response to `key` ended well at `now`."""

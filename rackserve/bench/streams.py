@@ -7,6 +7,9 @@ import msgspec
 from rackserve.base.units import Time
 from rackserve.bench.session import Session, Subagent, TraceRequest
 
+JOIN_SLACK_NS: Time = 1_000
+"""Recorded times are rounded, and scaled ones once more: a turn this much before a subagent's end still waits for it."""
+
 
 class Stream(msgspec.Struct, frozen=True):
     """One conversation of a session. Stream 0 is the root.
@@ -64,5 +67,5 @@ def _add(
         after = seen - 1 if turns else spawn_turn
         since = ends[after] if turns and after >= 0 else spawned_ns
         end_ns = origin_ns + entry.end_ns
-        join = next((turn for turn in range(seen, len(starts)) if starts[turn] >= end_ns), -1)
+        join = next((turn for turn in range(seen, len(starts)) if starts[turn] + JOIN_SLACK_NS >= end_ns), -1)
         _add(entry.entries, origin_ns + entry.at_ns, number, after, since, join, made)

@@ -7,9 +7,10 @@ from rackserve.base.keys import CacheNamespace
 from rackserve.base.messages import Cancel, Message, Output, Submit
 from rackserve.base.request import Usage
 from rackserve.base.units import to_ns
+from rackserve.bench.closed_loop import Replay
 from rackserve.bench.ideal import IdealCache
 from rackserve.bench.metrics import summarize
-from rackserve.bench.plan import IdleCaps, Plan, Replay
+from rackserve.bench.plan import IdleCaps, Plan
 from rackserve.bench.prompts import RequestMaker
 from rackserve.bench.records import RunInfo
 from rackserve.bench.replayer import Replayer
@@ -76,7 +77,7 @@ def test_the_node_sends_what_the_plan_says_and_records_what_came_back() -> None:
     assert (second.first_ns, second.last_ns, second.ended_ns) == (to_ns(8), to_ns(9), to_ns(9))
     assert (second.prompt_tokens, second.cached_tokens, second.output_tokens, second.received_tokens) == (16, 8, 6, 6)
     assert (second.ideal_cached_tokens, second.trace_blocks, second.trace_block_hits, second.attempts) == (8, 4, 2, 2)
-    assert records["b/0/0/0"].sent_ns == to_ns(3)
+    assert records["b/0/0/0"].sent_ns == 0, "a session begins with its first request, whenever that was recorded"
     summary = summarize(RunInfo("x", "simulated", 2, 1), host.replayer.records)
     assert (summary.num_done, summary.valid, summary.hit_rate, summary.ideal_hit_rate) == (3, True, 8 / 36, 8 / 36)
 
