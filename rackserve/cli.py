@@ -27,6 +27,8 @@ def parser() -> argparse.ArgumentParser:
     _add_serve_rows(
         commands.add_parser("serve-rows", help="own a shard of a DeepSeek-V4.1 model's n-gram tables for other ranks")
     )
+    _add_cost_model(commands.add_parser("cost-model", help="what one step takes on hardware you do not own, term by term"))
+    _add_calibrate(commands.add_parser("calibrate", help="fit step costs to recorded runs, with the error on unseen steps"))
     return main_parser
 
 
@@ -205,6 +207,30 @@ def _add_plan_memory(command: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_cost_model(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--model", default="deepseek-v4.1-flash", metavar="NAME", help="default deepseek-v4.1-flash")
+    command.add_argument("--chip", default="gb300", metavar="NAME", help="default gb300; a wrong name lists all")
+    command.add_argument("--kernels", metavar="NAME", help="a set of coefficients (default: the chip's own)")
+    command.add_argument("--role", choices=["prefill", "decode"], default="decode", help="default decode")
+    command.add_argument("--tp", type=_at_least(1), default=1, help="chips that compute a rank together (default 1)")
+    command.add_argument("--ep", type=_at_least(1), default=1, help="ranks in lockstep that share the experts (default 1)")
+    command.add_argument(
+        "--table-shards", type=_at_least(0), default=0, metavar="N", help="chips that share lookup tables (default 0: the host)"
+    )
+    command.add_argument("--sequences", type=_at_least(1), default=16, help="decode: sequences of each rank (default 16)")
+    command.add_argument("--drafts", type=_at_least(0), default=5, help="decode: drafts to verify per sequence (default 5)")
+    command.add_argument(
+        "--tokens", type=_at_least(1), default=8192, help="prefill: positions of each rank's chunk (default 8192)"
+    )
+    command.add_argument("--tail", type=_at_least(0), help="prefill: of those, how many pass every layer (default: all)")
+    command.add_argument("--context", type=_at_least(0), default=142_000, help="positions before those (default 142000)")
+
+
+def _add_calibrate(command: argparse.ArgumentParser) -> None:
+    command.add_argument("recordings", nargs="+", metavar="FILE", help="recordings of live runs, as demo and bench write them")
+    command.add_argument("--out", metavar="FILE", help="write the costs there, for `simulate --costs`")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; expected failures become one line on standard error and an exit code."""
     options = parser().parse_args(arguments)
@@ -230,6 +256,14 @@ def _run(options: argparse.Namespace) -> int:
         from rackserve.serve_rows import serve_rows
 
         return serve_rows(options)
+    if options.command == "cost-model":
+        from rackserve.cost_model import cost_model
+
+        return cost_model(options)
+    if options.command == "calibrate":
+        from rackserve.calibrate import run_calibrate
+
+        return run_calibrate(options)
 
     from rackserve import commands, demo
 

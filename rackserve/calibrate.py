@@ -1,0 +1,51 @@
+"""The command `calibrate`: fits step costs to the steps of recorded runs and says how far off they are on unseen ones."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import msgspec
+
+from rackserve.base.costs import StepCost
+from rackserve.base.errors import ConfigError, FileFormatError
+from rackserve.bench.calibrate import MIN_STEPS, calibrate
+from rackserve.bench.records import read_recording
+
+
+def run_calibrate(options: argparse.Namespace) -> int:
+    """Fit, print, write. ConfigError if no role ran enough steps."""
+    costs = calibrate(*(read_recording(path).events for path in options.recordings))
+    if not costs:
+        raise ConfigError(
+            f"{', '.join(options.recordings)}: no role ran {MIN_STEPS} steps that were recorded; record a longer run of a rack"
+        )
+    for role, cost in costs.items():
+        print(role)
+        for line in describe(cost):
+            print(f"  {line}")
+    if options.out:
+        try:
+            Path(options.out).write_bytes(msgspec.json.format(msgspec.json.encode(costs), indent=2))
+        except OSError as error:
+            raise FileFormatError(f"{options.out}: cannot be written ({error.strerror}); choose another --out") from error
+    return 0
+
+
+def describe(cost: StepCost) -> list[str]:
+    """Prices and errors of one role, one a line."""
+    prices = {
+        "step": cost.base_ns,
+        "position computed": cost.per_token_ns,
+        "pair of positions": cost.per_attended_ns,
+        "sequence": cost.per_sequence_ns,
+        "position before": cost.per_context_token_ns,
+    }
+    lines = [f"{name:18} {price / 1e3:14.3f} us  fitted" for name, price in prices.items()]
+    if cost.held_out_error is None or cost.held_out_error_p90 is None:
+        return [*lines, "not calibrated"]
+    return [
+        *lines,
+        f"error on unseen steps: {cost.held_out_error:.1%} at the median, {cost.held_out_error_p90:.1%} at p90 "
+        f"({cost.num_steps} steps fitted)",
+    ]

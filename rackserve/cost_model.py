@@ -1,0 +1,108 @@
+"""The command `cost-model`: the terms of one step on given hardware, what they rest on, and the memory beside them."""
+
+from __future__ import annotations
+
+import argparse
+
+from rackserve.architectures import architecture_named
+from rackserve.sim.cost.kernels import kernel_sets
+from rackserve.sim.cost.linear import decode_plane, prefill_cost
+from rackserve.sim.cost.load import StepLoad, decode_load, prefill_load
+from rackserve.sim.cost.memory import budget, sequence_bytes
+from rackserve.sim.cost.sensitivity import GROWTH, Change, changes, term_mark
+from rackserve.sim.cost.setup import Setup
+from rackserve.sim.cost.step_model import StepModel
+from rackserve.sim.cost.terms import Term
+from rackserve.sim.hardware import Chip, Value, chips, named
+
+
+def cost_model(options: argparse.Namespace) -> int:
+    """Print the step. ConfigError for a set-up that cannot be, ResourceError for one that does not fit in memory."""
+    model = StepModel(_setup(options))
+    load = _load(options)
+    terms, seconds, moved = model.terms([load]), model.seconds([load]), changes(model, [load])
+    _print_terms(model, terms, seconds, moved)
+    _print_lines(model, options)
+    _print_kernels(model, seconds, moved)
+    _print_chip(model.setup.chip)
+    _print_memory(model.setup, options)
+    return 0
+
+
+def _setup(options: argparse.Namespace) -> Setup:
+    chip = named("--chip", chips(), options.chip)
+    return Setup(
+        architecture=architecture_named(options.model),
+        chip=chip,
+        kernels=named("--kernels", kernel_sets(), options.kernels or chip.kernels),
+        role=options.role,
+        tp=options.tp,
+        ep=options.ep,
+        table_shards=options.table_shards,
+    )
+
+
+def _load(options: argparse.Namespace) -> StepLoad:
+    if options.role == "prefill":
+        return prefill_load(options.tokens, options.context, options.tail)
+    return decode_load(options.sequences, options.sequences * options.context, 1 + options.drafts)
+
+
+def _print_terms(model: StepModel, terms: tuple[Term, ...], seconds: float, moved: dict[str, Change]) -> None:
+    setup = model.setup
+    print(f"{setup.architecture.name}, {setup.role} on {setup.num_chips} x {setup.chip.name} (ep {setup.ep}, tp {setup.tp})")
+    print(f"  {'term':18} {'us':>11} {'share':>6}  {'bound':8} {'GB':>9} {'TFLOP':>9}  known as")
+    total = sum(term.seconds for term in terms)
+    for term in terms:
+        mark = term_mark(term.name, moved, setup.kernels)
+        print(
+            f"  {term.name:18} {term.seconds * 1e6:11.1f} {term.seconds / total:6.1%}  {term.bound:8} "
+            f"{term.num_bytes / 1e9:9.3f} {term.num_flops / 1e12:9.3f}  {mark}"
+        )
+    floor = ", its least" if seconds > total else ""
+    print(f"  {'step':18} {seconds * 1e6:11.1f} {'':6}{floor}")
+
+
+def _print_lines(model: StepModel, options: argparse.Namespace) -> None:
+    if options.role == "decode":
+        plane = decode_plane(model, options.sequences, options.context, 1 + options.drafts)
+        print(
+            f"around here: {plane.base_ns / 1e6:.3f} ms + {plane.per_sequence_ns / 1e6:.4f} ms a sequence + "
+            f"{plane.per_context_token_ns:.3f} ns a cached token"
+        )
+    else:
+        cost = prefill_cost(model, options.tokens, options.context, options.tail)
+        print(
+            f"around here: {cost.base_ns / 1e6:.3f} ms + {cost.per_token_ns / 1e3:.3f} us a token + "
+            f"{cost.per_attended_ns * 1e3:.3f} ps a pair of positions"
+        )
+
+
+def _print_kernels(model: StepModel, seconds: float, moved: dict[str, Change]) -> None:
+    """Coefficients, the one first on which the step hangs most."""
+    print(f"coefficients, and what {GROWTH:.0%} more of one does to the step:")
+    for name, change in moved.items():
+        _print_value(name, getattr(model.setup.kernels, name), f"{change.step / seconds:+7.2%} ")
+
+
+def _print_chip(chip: Chip) -> None:
+    print(f"{chip.name}:")
+    for name in Chip.__struct_fields__:
+        value = getattr(chip, name)
+        if isinstance(value, Value):
+            _print_value(name, value)
+
+
+def _print_value(name: str, value: Value, note: str = "") -> None:
+    number = value.number if isinstance(value.number, str) else f"{value.number:g}"
+    print(f"  {name:22} {number:>10}  {note}{value.mark:9}  {value.source}")
+
+
+def _print_memory(setup: Setup, options: argparse.Namespace) -> None:
+    plan = budget(setup)
+    print(f"memory of one chip: {plan.capacity_bytes / 1e9:.1f} GB may be planned with")
+    for line in plan.lines:
+        print(f"  {line.name:28} {line.num_bytes / 1e9:9.3f} GB")
+    each = sequence_bytes(setup, options.context)
+    count = plan.most_sequences(each)
+    print(f"  {'sequences':28} {count:9,} of {options.context:,} cached tokens, {each / 1e6:.1f} MB each")
