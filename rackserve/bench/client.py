@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Literal
 
 import httpx
@@ -19,6 +19,7 @@ from rackserve.bench.ideal import IdealCache
 from rackserve.bench.plan import Plan, Send
 from rackserve.bench.prompts import RequestMaker
 from rackserve.bench.records import OpenRecord, RequestRecord
+from rackserve.bench.tally import Tally
 
 EndpointKind = Literal["completions-tokens", "completions", "chat"]
 
@@ -29,8 +30,11 @@ class Target(msgspec.Struct, frozen=True):
     url                 server address, with or without /v1
     endpoint            completions-tokens: prompt is a list of token ids; completions: text; chat: one user message
     request_deadline_s  limit of one request, from its sending to its last byte
-    run_deadline_s      when the whole run ends, whatever is in flight; 0 = when the plan is done
+    run_deadline_s      when the run ends after its warming up, whatever is in flight; 0 = when the plan is done
     max_connections     requests in flight at once, 0 = as many as the plan wants
+    headers             sent with every request
+    dp_ranks            > 0: the server has so many data-parallel ranks; each session tree is pinned to one of them, in turn, by
+                        the header X-data-parallel-rank
     """
 
     url: str
@@ -40,12 +44,14 @@ class Target(msgspec.Struct, frozen=True):
     request_deadline_s: float = 600.0
     run_deadline_s: float = 0.0
     max_connections: int = 0
+    headers: Mapping[str, str] = {}
+    dp_ranks: int = 0
 
     def __post_init__(self) -> None:
         if self.endpoint not in ("completions-tokens", "completions", "chat"):
             raise ConfigError(f"endpoint must be completions-tokens, completions or chat, got {self.endpoint!r}")
-        if self.request_deadline_s <= 0 or self.run_deadline_s < 0 or self.max_connections < 0:
-            raise ConfigError("request_deadline_s must be above 0; run_deadline_s and max_connections at least 0")
+        if self.request_deadline_s <= 0 or min(self.run_deadline_s, self.max_connections, self.dp_ranks) < 0:
+            raise ConfigError("request_deadline_s must be above 0; run_deadline_s, max_connections and dp_ranks at least 0")
 
     @property
     def path(self) -> str:
@@ -100,7 +106,8 @@ class _Error(msgspec.Struct):
     @property
     def kind(self) -> str:
         name = str(self.code or self.type or "server_error")
-        return "context_overflow" if "context_length" in name else name
+        overflow = "context_length" in name or "context length" in self.message.lower()
+        return "context_overflow" if overflow else name
 
 
 class _Chunk(msgspec.Struct):
@@ -109,6 +116,14 @@ class _Chunk(msgspec.Struct):
     error: _Error | None = None
 
 
+class _Words(dict[int, str]):
+    """The text that stands for each token id."""
+
+    def __missing__(self, token: int) -> str:
+        return self.setdefault(token, f" t{token}")
+
+
+_words = _Words()
 _decoder = msgspec.json.Decoder(_Chunk)
 _encoder = msgspec.json.Encoder()
 
@@ -127,7 +142,7 @@ def request_body(target: Target, request: Request) -> bytes:
     if target.endpoint == "completions-tokens":
         body["prompt"] = ids.tolist()
     else:
-        text = "".join(f" t{token}" for token in ids)  # equal tokens give equal text, so shared prefixes stay shared
+        text = "".join(map(_words.__getitem__, ids))  # equal tokens give equal text, so shared prefixes stay shared
         body |= {"prompt": text} if target.endpoint == "completions" else {"messages": [{"role": "user", "content": text}]}
     return _encoder.encode(body)
 
@@ -182,9 +197,11 @@ class HttpReplay:
         ideal: IdealCache,
         target: Target,
         client: httpx.AsyncClient,
+        tally: Tally,
         now: Callable[[], Time] = time.monotonic_ns,
     ) -> None:
         self._plan = plan
+        self._tally = tally
         self._maker = maker
         self._ideal = ideal
         self._target = target
@@ -194,19 +211,39 @@ class HttpReplay:
         self._open: dict[str, tuple[Send, OpenRecord]] = {}
         self._ended = asyncio.Event()
         self._slots = asyncio.Semaphore(target.max_connections or 1 << 30)
+        self._dp_ranks: dict[str, int] = {}
         self.records: list[RequestRecord] = []
 
     async def run(self) -> list[RequestRecord]:
         """Replay until the plan is done or the run's deadline; what is in flight then is recorded as unfinished."""
-        started = self._now()
-        self._plan.start(started)
-        limit = started + to_ns(self._target.run_deadline_s) if self._target.run_deadline_s else None
-        while not self._plan.done and (limit is None or self._now() < limit):
+        watch = asyncio.create_task(self._tally.watch_lag())
+        try:
+            await self._until_done()
+        finally:
+            watch.cancel()
+        self._plan.stop(self._now())
+        running = list(self._tasks)
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, watch, return_exceptions=True)
+        for send, record in list(self._open.values()):
+            self._close(send, record, None, _Failure("unfinished", "the run ended first"))
+        return self.records
+
+    async def _until_done(self) -> None:
+        self._plan.start(self._now())
+        while not self._plan.done:
+            measured_ns, limit = self._plan.measured_from_ns, None
+            if self._target.run_deadline_s and measured_ns is not None:
+                limit = measured_ns + to_ns(self._target.run_deadline_s)
+                if self._now() >= limit:
+                    return
             self._ended.clear()
             for send in self._plan.take_due(self._now()):
                 request = self._maker.make(send)
                 record = OpenRecord(send, request, self._ideal, self._now())
                 self._open[request.id] = (send, record)
+                self._tally.sent += 1
                 task = asyncio.create_task(self._one(send, request, record))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
@@ -215,14 +252,6 @@ class HttpReplay:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
                     await self._ended.wait()
-        self._plan.stop(self._now())
-        running = list(self._tasks)
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
-        for send, record in list(self._open.values()):
-            self._close(send, record, None, _Failure("unfinished", "the run ended first"))
-        return self.records
 
     async def _one(self, send: Send, request: Request, record: OpenRecord) -> None:
         usage, failure = None, _Failure("")
@@ -242,9 +271,12 @@ class HttpReplay:
         self._close(send, record, usage, failure)
 
     async def _post(self, send: Send, request: Request, record: OpenRecord) -> _Usage:
-        headers = {"content-type": "application/json", "x-session-id": send.key.tree, "x-request-id": request.id}
+        tree, ranks = send.key.tree, self._target.dp_ranks
+        headers = {"content-type": "application/json", "x-session-id": tree, "x-request-id": request.id, **self._target.headers}
         if self._target.api_key:
             headers["authorization"] = f"Bearer {self._target.api_key}"
+        if ranks:
+            headers["x-data-parallel-rank"] = str(self._dp_ranks.setdefault(tree, len(self._dp_ranks) % ranks))
         body = request_body(self._target, request)
         async with asyncio.timeout(self._target.request_deadline_s):
             record.sent_ns = self._now()
@@ -255,19 +287,19 @@ class HttpReplay:
         now = self._now()
         del self._open[str(send.key)]
         if usage is None:
-            self.records.append(record.close(now, error=failure.kind, detail=str(failure)))
+            closed = record.close(now, error=failure.kind, detail=str(failure))
             self._plan.on_failed(send.key, now)
         else:
             details = usage.prompt_tokens_details
-            self.records.append(
-                record.close(
-                    now,
-                    prompt_tokens=usage.prompt_tokens,
-                    cached_tokens=(details.cached_tokens or 0) if details else 0,
-                    output_tokens=usage.completion_tokens,
-                )
+            closed = record.close(
+                now,
+                prompt_tokens=usage.prompt_tokens,
+                cached_tokens=(details.cached_tokens or 0) if details else 0,
+                output_tokens=usage.completion_tokens,
             )
             self._plan.on_finished(send.key, now)
+        self.records.append(closed)
+        self._tally.close(closed)
         self._ended.set()
 
 
@@ -277,10 +309,11 @@ async def replay_over_http(
     ideal: IdealCache,
     target: Target,
     *,
+    tally: Tally | None = None,
     transport: httpx.AsyncBaseTransport | None = None,
     now: Callable[[], Time] = time.monotonic_ns,
 ) -> list[RequestRecord]:
-    """Replay `plan` against `target`; one record per request sent."""
+    """Replay `plan` against `target`; one record per request sent. `tally` is kept up to date meanwhile."""
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     async with httpx.AsyncClient(transport=transport, timeout=None, limits=limits, trust_env=False) as client:
-        return await HttpReplay(plan, maker, ideal, target, client, now).run()
+        return await HttpReplay(plan, maker, ideal, target, client, tally or Tally(), now).run()

@@ -33,6 +33,9 @@ DEFINITIONS = {
     "ideal_hit_rate": "an infinite cache over served blocks, the same prompts in order of sending, last token always computed",
     "ideal_trace_hit_rate": "an infinite cache over the blocks of the trace: hits / blocks",
     "unfinished": "in flight when the run ended; their tokens count nowhere",
+    "client": "how late the event loop of a live run's client woke up, measured every 20 ms, and its CPU time per second",
+    "bench_serve": "the same figures under the names `vllm bench serve` gives them; its itl is our chunk gap, its total "
+    "throughput includes cached input",
 }
 
 
@@ -46,6 +49,7 @@ class Distribution(msgspec.Struct, frozen=True):
     p90: float
     p99: float
     max: float
+    std: float = 0.0
 
 
 class Throughput(msgspec.Struct, frozen=True):
@@ -65,13 +69,20 @@ class Throughput(msgspec.Struct, frozen=True):
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """Beyond these a run is marked invalid. Shares of all requests that ended; `send_delay_ms` is a p99."""
+    """Beyond these a run is marked invalid. Shares of all requests that ended; `send_delay_ms` is a p99.
+
+    The last three only warn that the client was the bottleneck: its p99 lag is above `lag_ms` and above `lag_share` of the
+    median time per token, or it used more than `cpu_share` of a core.
+    """
 
     failed_share: float = 0.10
     overflow_share: float = 0.01
     mismatch_share: float = 0.01
     coverage: float = 0.95
     send_delay_ms: float = 1_000.0
+    lag_ms: float = 5.0
+    lag_share: float = 0.25
+    cpu_share: float = 0.9
 
 
 class Summary(msgspec.Struct, frozen=True):
@@ -121,6 +132,7 @@ class Summary(msgspec.Struct, frozen=True):
     send_delay_ms: Distribution | None
     draft_acceptance: tuple[float, ...] | None = None
     tokens_per_step_with_bonus: float | None = None
+    warnings: tuple[str, ...] = ()
 
     @property
     def exit_code(self) -> int:
@@ -142,7 +154,9 @@ def distribution(values: Sequence[float]) -> Distribution | None:
         return None
     ordered = sorted(values)
     p50, p90, p99 = (percentile(ordered, share) for share in (0.5, 0.9, 0.99))
-    return Distribution(len(ordered), sum(ordered) / len(ordered), ordered[0], p50, p90, p99, ordered[-1])
+    mean = sum(ordered) / len(ordered)
+    std = (sum((value - mean) ** 2 for value in ordered) / len(ordered)) ** 0.5
+    return Distribution(len(ordered), mean, ordered[0], p50, p90, p99, ordered[-1], std)
 
 
 def tpot_ms(record: RequestRecord) -> float | None:
@@ -253,11 +267,26 @@ def summarize(
         tokens_per_step_with_bonus=drafts[1],
     )
     reasons = _invalid_reasons(summary, done, limits)
-    return msgspec.structs.replace(summary, valid=not reasons, invalid_reasons=reasons)
+    return msgspec.structs.replace(summary, valid=not reasons, invalid_reasons=reasons, warnings=_warnings(summary, limits))
+
+
+def _warnings(summary: Summary, limits: Limits) -> tuple[str, ...]:
+    client, tpot = summary.run.client, summary.tpot_ms
+    if client is None:
+        return ()
+    found: list[str] = []
+    if client.lag_p99_ms > max(limits.lag_ms, limits.lag_share * tpot.p50 if tpot else 0.0):
+        found.append(
+            f"the client was the bottleneck: it woke up to {client.lag_p99_ms:.0f} ms late (p99), so chunks were stamped late; "
+            "spread the load over several clients or give it a core of its own"
+        )
+    if client.cpu_share > limits.cpu_share:
+        found.append(f"the client was the bottleneck: it used {client.cpu_share:.0%} of a core; use several clients")
+    return tuple(found)
 
 
 def _invalid_reasons(summary: Summary, done: Sequence[RequestRecord], limits: Limits) -> tuple[str, ...]:
-    reasons: list[str] = []
+    reasons: list[str] = [summary.run.aborted] if summary.run.aborted else []
     ended = summary.num_done + summary.num_failed
     if not summary.num_done:
         reasons.append("no request succeeded")
@@ -284,6 +313,8 @@ def bench_serve_keys(summary: Summary) -> dict[str, float]:
     """The figures as `vllm bench serve` names them: its itl is a gap between chunks, its total includes cached input."""
     keys = {
         "duration": summary.duration_s,
+        "num_prompts": float(summary.num_sent),
+        "max_concurrency": float(summary.run.concurrency),
         "completed": float(summary.num_done),
         "failed": float(summary.num_failed),
         "total_input_tokens": float(summary.prompt_tokens),
@@ -295,7 +326,8 @@ def bench_serve_keys(summary: Summary) -> dict[str, float]:
     named = {"ttft": summary.ttft_ms, "tpot": summary.tpot_ms, "itl": summary.chunk_gap_ms, "e2el": summary.e2e_ms}
     for name, values in named.items():
         if values is not None:
-            keys |= {f"mean_{name}_ms": values.mean, f"median_{name}_ms": values.p50, f"p99_{name}_ms": values.p99}
+            keys |= {f"mean_{name}_ms": values.mean, f"median_{name}_ms": values.p50, f"std_{name}_ms": values.std}
+            keys |= {f"p90_{name}_ms": values.p90, f"p99_{name}_ms": values.p99}
     return keys
 
 

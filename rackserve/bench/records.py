@@ -15,6 +15,15 @@ from rackserve.bench.ideal import IdealCache
 from rackserve.bench.plan import Send
 
 
+class ClientLoad(msgspec.Struct, frozen=True):
+    """Whether the client itself kept up: how late its event loop woke up, in ms, and its CPU time per second of a core."""
+
+    lag_p50_ms: float
+    lag_p99_ms: float
+    lag_max_ms: float
+    cpu_share: float
+
+
 class RunInfo(msgspec.Struct, frozen=True, tag="run"):
     """How a run was made.
 
@@ -25,6 +34,7 @@ class RunInfo(msgspec.Struct, frozen=True, tag="run"):
     steady_end_ns   when the first lane found no further session; the steady window ends there
     step_error      held-out relative error of the step-time model of a simulated run; None: not calibrated (or live)
     aborted         why the run was stopped before it could mean anything; else empty
+    client          of a live run: whether the client kept up
     """
 
     label: str
@@ -39,6 +49,7 @@ class RunInfo(msgspec.Struct, frozen=True, tag="run"):
     step_error: float | None = None
     config: dict[str, str] = {}
     aborted: str = ""
+    client: ClientLoad | None = None
 
 
 class RequestRecord(msgspec.Struct, frozen=True, tag="request", omit_defaults=True):

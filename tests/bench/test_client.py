@@ -20,6 +20,7 @@ from rackserve.bench.plan import IdleCaps, Plan
 from rackserve.bench.prompts import RequestMaker
 from rackserve.bench.records import RequestRecord, RunInfo
 from rackserve.bench.session import Session
+from rackserve.bench.tally import Tally
 from tests.bench.toys import VirtualLoop, request, session
 
 NO_CAPS = IdleCaps(to_ns(1e6), to_ns(1e6))
@@ -70,13 +71,13 @@ class _Stream(httpx.AsyncByteStream):
                 yield (piece if isinstance(piece, str) else f"data: {json.dumps(piece)}\n\n").encode()
 
 
-def run(plan: Plan, stub: Stub, **target: Any) -> tuple[list[RequestRecord], float]:
+def run(plan: Plan, stub: Stub, tally: Tally | None = None, **target: Any) -> tuple[list[RequestRecord], float]:
     """Replay against the stub on virtual time: the records and the seconds it took."""
     loop = VirtualLoop()
     maker = RequestMaker(CacheNamespace("m", "r", 4, "l"))
     where = Target("http://stub/v1/", "m", **target)
     try:
-        replay = replay_over_http(plan, maker, IdealCache(4), where, transport=stub, now=loop.now_ns)
+        replay = replay_over_http(plan, maker, IdealCache(4), where, tally=tally, transport=stub, now=loop.now_ns)
         return loop.run_until_complete(replay), loop.time()
     finally:
         loop.close()
@@ -249,6 +250,63 @@ def test_topped_up_sessions_do_not_hit_their_earlier_plays() -> None:
     prompts = {tuple(json.loads(request.content)["prompt"]) for request in stub.requests}
     assert len(prompts) == 6
     assert all(record.ideal_cached_tokens == record.trace_block_hits == 0 for record in records)
+
+
+def test_each_session_tree_is_pinned_to_a_data_parallel_rank_in_turn() -> None:
+    sessions = [session(f"s{n}", request(0, 1), request(5, 1)) for n in range(5)]
+    stub = Stub(lambda body, request: [0.5, text("a"), 0.5, text("b"), *end(4, 4)])
+    run(Replay(sessions, 2), stub, dp_ranks=3, headers={"x-tenant": "t"})
+    ranks: dict[str, set[str]] = {}
+    for sent in stub.requests:
+        ranks.setdefault(sent.headers["x-session-id"], set()).add(sent.headers["x-data-parallel-rank"])
+        assert sent.headers["x-tenant"] == "t"
+    assert ranks == {f"s{n}/0": {str(n % 3)} for n in range(5)}
+    plain = Stub(lambda body, request: [0.5, text("a"), 0.5, text("b"), *end(4, 4)])
+    run(Replay(singles(1), 1), plain)
+    assert "x-data-parallel-rank" not in plain.requests[0].headers
+
+
+def test_the_time_limit_counts_from_the_end_of_warming_up() -> None:
+    turns = session("a", *(request(20 * n, 1, (n,)) for n in range(30)))
+    stub = Stub(lambda body, request: [2.0, text("a"), 1.0, text("b"), *end(4, body["max_tokens"])])
+    plan = Replay([turns], 1, caps=IdleCaps(to_ns(5), to_ns(5)), start_window=(0.5, 0.5), warmup_requests=4)
+    records, took = run(plan, stub, run_deadline_s=20)
+    warm = [record for record in records if record.warmup]
+    assert (len(warm), plan.measured_from_ns) == (5, to_ns(15))
+    assert took == pytest.approx(35)
+    assert {record.planned_output_tokens for record in warm} == {1}
+    summary = figures(records, plan)
+    assert (summary.num_warmup, summary.num_sent) == (5, len(records) - 5)
+
+
+def test_a_failed_warm_up_ends_the_run_with_all_records() -> None:
+    turns = session("a", *(request(20 * n, 1, (n,)) for n in range(30)))
+    plan = Replay([turns], 1, start_window=(0.5, 0.5), warmup_requests=4)
+    records, _ = run(
+        plan, Stub(lambda body, request: [], status=lambda number: 500 if number == 2 else 200), request_deadline_s=5
+    )
+    assert [record.error for record in records] == ["incomplete"]
+    assert plan.aborted
+
+
+def test_an_overflow_is_known_by_its_message_too() -> None:
+    class Strict(Stub):
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            message = "This model's maximum context length is 8 tokens, however you requested 12"
+            return httpx.Response(400, json={"error": {"message": message, "code": 400, "type": "BadRequestError"}})
+
+    [record], _ = run(Replay(singles(1), 1), Strict(lambda body, request: []))
+    assert record.error == "context_overflow"
+
+
+def test_a_tally_follows_the_run() -> None:
+    tally = Tally()
+    stub = Stub(lambda body, request: [0.5, text("a"), 0.5, text("b"), *end(8, 4, 2)], status=lambda n: 500 if n == 1 else 200)
+    records, _ = run(Replay(singles(4), 4), stub, tally=tally)
+    assert (tally.sent, tally.finished, tally.failed, tally.in_flight) == (4, 3, 1, 0)
+    assert (tally.prompt_tokens, tally.cached_tokens, tally.output_tokens) == (24, 6, 12)
+    assert tally.load() is not None
+    assert len(records) == 4
 
 
 def test_senseless_targets_are_refused() -> None:

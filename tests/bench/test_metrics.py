@@ -4,6 +4,7 @@ import json
 import statistics
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,7 +13,7 @@ from rackserve.base.events import DraftsVerified
 from rackserve.base.ids import Rank
 from rackserve.base.units import NS_PER_MS, to_ns
 from rackserve.bench.metrics import Throughput, bench_serve_keys, percentile, result_json, summarize, tpot_ms
-from rackserve.bench.records import RequestRecord, RunInfo, recorded
+from rackserve.bench.records import ClientLoad, RequestRecord, RunInfo, recorded
 
 RUN = RunInfo("a", "live", 2, 4)
 
@@ -185,3 +186,37 @@ def test_without_drafts_there_is_no_acceptance() -> None:
     for events in ((), nothing):
         summary = summarize(RUN, [record(0, 0, [10, 20], 2)], events=events)
         assert (summary.draft_acceptance, summary.tokens_per_step_with_bonus) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("load", "warned"),
+    [
+        (ClientLoad(0.1, 2.0, 50.0, 0.3), 0),
+        (ClientLoad(0.1, 9.0, 50.0, 0.3), 1),  # 9 ms late at 20 ms a token
+        (ClientLoad(0.1, 2.0, 50.0, 0.95), 1),
+        (ClientLoad(4.0, 40.0, 90.0, 1.0), 2),
+    ],
+)
+def test_it_says_when_the_client_was_the_bottleneck(load: ClientLoad, warned: int) -> None:
+    slow = msgspec.structs.replace(RUN, client=load)
+    summary = summarize(slow, [record(n, n, [10, 30, 50], 3) for n in range(3)])
+    assert len(summary.warnings) == warned and all("the client was the bottleneck" in text for text in summary.warnings)
+    assert summary.valid, "a warning does not make a run invalid"
+    slow_tokens = summarize(slow, [record(n, n, [10, 310, 610], 3) for n in range(3)])
+    assert len(slow_tokens.warnings) == (load.cpu_share > 0.9), "some ms matter little at 300 ms a token"
+
+
+def test_a_run_that_stopped_itself_is_invalid_for_that_reason() -> None:
+    stopped = msgspec.structs.replace(RUN, aborted="the warm-up request a/0/0/0 failed")
+    summary = summarize(stopped, [record(1, 0, [10, 30, 50], 3)])
+    assert (summary.valid, summary.invalid_reasons) == (False, ("the warm-up request a/0/0/0 failed",))
+
+
+def test_the_names_of_vllm_bench_serve_stand_for_the_same_figures() -> None:
+    summary = summarize(RUN, [record(n, n, [10, 30, 50 + 10 * n], 3) for n in range(3)])
+    keys = bench_serve_keys(summary)
+    assert summary.ttft_ms is not None and summary.tpot_ms is not None and summary.chunk_gap_ms is not None
+    assert keys["std_tpot_ms"] == pytest.approx(statistics.pstdev([20, 25, 30]))
+    assert (keys["p90_ttft_ms"], keys["p99_itl_ms"]) == (summary.ttft_ms.p90, summary.chunk_gap_ms.p99)
+    assert (keys["num_prompts"], keys["completed"], keys["failed"], keys["max_concurrency"]) == (3, 3, 0, 2)
+    assert keys["total_token_throughput"] == summary.throughput.total_with_cached_input
