@@ -1,0 +1,115 @@
+"""Step times from tables that fill on demand: a few microseconds a step where the model itself takes a hundred."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import log2
+
+from rackserve.base.step import GroupStep, Step
+from rackserve.base.units import NS_PER_S, Time
+from rackserve.sim.cost.load import StepLoad, decode_load, load_of
+from rackserve.sim.cost.step_model import StepModel
+
+COUNTS_PER_OCTAVE = 16
+CONTEXTS_PER_OCTAVE = 4
+EXACT = 64
+"""Whole numbers up to this are entries of their own; above, so many entries lie between a number and its double."""
+
+_Pair = tuple[float, float]
+"""Seconds of a rank's own work, and of the experts that its group shares."""
+
+
+class StepTimes:
+    """Durations of a model's steps, between entries by straight lines. What a simulated engine asks for.
+
+    per_sequence   decode: positions that each sequence computes, 1 plus the drafts to verify
+    Ranks of a group wait for the longest own work; the experts' is as long as their tokens' mean makes it.
+    """
+
+    __slots__ = ("_floor", "_main", "_model", "_per_sequence", "_prefill", "_tails")
+
+    def __init__(self, model: StepModel, per_sequence: int = 1) -> None:
+        self._model = model
+        self._per_sequence = per_sequence
+        self._prefill = model.setup.role == "prefill"
+        self._floor = model.setup.kernels.number("prefill_floor_us") * 1e-6 if self._prefill else 0.0
+        self._main: dict[tuple[float, float], _Pair] = {}
+        self._tails: dict[tuple[int, int], _Pair] = {}
+
+    def step_ns(self, step: Step) -> Time:
+        """Duration of a rank's step as if the other ranks of its group had the same work."""
+        return self._duration([step])
+
+    def group_ns(self, step: GroupStep) -> Time:
+        """Duration of a group's step, each rank with its own work."""
+        return self._duration(step.steps)
+
+    def _duration(self, steps: Sequence[Step]) -> Time:
+        if not self._prefill and any(step.num_tokens > len(step.items) for step in steps):
+            # A sequence computes a part of its prompt: too rare for a table.
+            return max(1, round(self._model.seconds([load_of(step) for step in steps]) * NS_PER_S))
+        own = experts = total = 0.0
+        for step in steps:
+            count, context, alone, shared = self._rank(step)
+            pair = self._between(count, context)
+            own, experts, total = max(own, pair[0] + alone), experts + shared, total + count
+        mean = total / len(steps)
+        experts = experts / len(steps) + (pair if count == mean else self._between(mean, context))[1]
+        seconds = max(own + experts, self._floor) if total else own + experts
+        return max(1, round(seconds * NS_PER_S))
+
+    def _rank(self, step: Step) -> tuple[float, float, float, float]:
+        """Entry to look up (how many, of what context), and what the tails of prompts add to it: own work, experts'."""
+        if not self._prefill:
+            count = len(step.items)
+            return count, step.context_tokens / count if count else 0.0, 0.0, 0.0
+        load = load_of(step)
+        if not load.tail_tokens:
+            return load.tokens, load.mean_context, 0.0, 0.0
+        key = (int(load.num_sequences), int(load.tail_tokens))
+        if key not in self._tails:
+            self._tails[key] = self._tail(load)
+        return load.tokens, load.mean_context, *self._tails[key]
+
+    def _tail(self, load: StepLoad) -> _Pair:
+        """What the positions that pass all layers add to the others."""
+        whole = self._pair(load)
+        early = self._pair(StepLoad(1, load.tokens, 0, load.mean_context, load.attended))
+        return whole[0] - early[0], whole[1] - early[1]
+
+    def _between(self, count: float, context: float) -> _Pair:
+        low, high, part = _around(count, COUNTS_PER_OCTAVE)
+        left, right, share = _around(context, CONTEXTS_PER_OCTAVE)
+        own = experts = 0.0
+        for x, weight in ((low, 1 - part), (high, part)):
+            for y, also in ((left, 1 - share), (right, share)):
+                if weight and also:
+                    pair = self._main.get((x, y)) or self._entry(x, y)
+                    own += weight * also * pair[0]
+                    experts += weight * also * pair[1]
+        return own, experts
+
+    def _entry(self, count: float, context: float) -> _Pair:
+        if self._prefill:
+            load = StepLoad(1 if count else 0, count, 0, context, count * context)
+        else:
+            load = decode_load(count, count * context, self._per_sequence)
+        self._main[count, context] = pair = self._pair(load)
+        return pair
+
+    def _pair(self, load: StepLoad) -> _Pair:
+        experts = total = 0.0
+        for term in self._model.terms([load]):
+            total += term.seconds
+            experts += term.seconds if term.name == "experts" else 0.0
+        return total - experts, experts
+
+
+def _around(number: float, per_octave: int) -> tuple[float, float, float]:
+    """The entries below and above `number`, and how far between them it lies."""
+    if number < EXACT:
+        low = float(int(number))
+        return low, low + 1, number - low
+    step = int(log2(number) * per_octave)
+    low, high = 2 ** (step / per_octave), 2 ** ((step + 1) / per_octave)
+    return low, high, min(1.0, max(0.0, (number - low) / (high - low)))
