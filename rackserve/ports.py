@@ -38,6 +38,10 @@ class Engine(Protocol):
 
     def start(self, step: GroupStep) -> None: ...
 
+    def interrupt(self) -> None:
+        """End the running step between two of its forward passes; one of a single pass is let be."""
+        ...
+
 
 class BlockStore(Protocol):
     """Moves KV slots. Each transfer ends in exactly one `TransferFinished` or `TransferFailed`; a cancelled one too."""

@@ -23,13 +23,15 @@ from rackserve.bench.client import Target, replay_over_http
 from rackserve.bench.closed_loop import Replay
 from rackserve.bench.ideal import IdealCache
 from rackserve.bench.metrics import summarize
+from rackserve.bench.open_loop import Arrival, OpenLoop
 from rackserve.bench.plan import IdleCaps, Plan, Send
 from rackserve.bench.prompts import RequestMaker
 from rackserve.bench.rack import summarize_rack
-from rackserve.bench.records import RecordedEvent, Recording, RequestRecord, RunInfo
+from rackserve.bench.records import ClientLoad, RecordedEvent, Recording, RequestRecord, RunInfo
 from rackserve.bench.replayer import Replayer
 from rackserve.bench.scale import ScaledTrace
 from rackserve.bench.serial import SerialReplay
+from rackserve.bench.tally import Tally
 from rackserve.nodes.ports import Ports
 from rackserve.report.compare import Arm
 from rackserve.sim.engine import TimedRunner
@@ -50,8 +52,10 @@ ASSUMED_COSTS: dict[str, StepCost] = {
 class ReplaySpec(msgspec.Struct, frozen=True):
     """What is replayed and how. `label` names the arm; `serial` keeps one request in flight over everything.
 
-    `recycle` and `start_window` as in `Replay`: without end, and from a drawn point of each first session. `vocabulary`: token
-    ids [low, high) that prompts are drawn from.
+    `recycle`, `start_window` and `warmup_requests` as in `Replay`: without end, from a drawn point of each first session, and
+    after so many one-token requests of each. `vocabulary`: token ids [low, high) that prompts are drawn from. `open_loop`: every
+    request at its recorded time, or sessions beginning at `rate` a second (0: as recorded), `arrival` as in `OpenLoop`; then
+    concurrency means nothing. `salt` makes the prompts of one run differ from those of the next.
     """
 
     label: str
@@ -64,11 +68,23 @@ class ReplaySpec(msgspec.Struct, frozen=True):
     start_window: tuple[float, float] | None = None
     vocabulary: tuple[int, int] = VOCABULARY
     config: Mapping[str, str] = {}
+    warmup_requests: int = 0
+    open_loop: bool = False
+    rate: float = 0.0
+    arrival: Arrival = "poisson"
+    salt: str = ""
+
+    @property
+    def loop(self) -> str:
+        """closed, serial or open."""
+        return "serial" if self.serial else "open" if self.open_loop else "closed"
 
     def plan(self) -> Plan:
         """A fresh plan of this replay."""
         if self.serial:
             return SerialReplay(self.trace.sessions)
+        if self.open_loop:
+            return OpenLoop(self.trace.sessions, rate=self.rate or None, arrival=self.arrival, seed=self.seed)
         caps = IdleCaps().scaled(self.time_scale)
         return Replay(
             self.trace.sessions,
@@ -76,22 +92,34 @@ class ReplaySpec(msgspec.Struct, frozen=True):
             caps=caps,
             recycle=self.recycle,
             start_window=self.start_window,
+            warmup_requests=self.warmup_requests,
             seed=self.seed,
         )
 
-    def info(self, host: str, num_gpus: int, started: Time, ended: Time, plan: Plan, error: float | None) -> RunInfo:
+    def info(
+        self,
+        host: str,
+        num_gpus: int,
+        started: Time,
+        ended: Time,
+        plan: Plan,
+        error: float | None,
+        client: ClientLoad | None = None,
+    ) -> RunInfo:
         return RunInfo(
             self.label,
             host,
-            1 if self.serial else self.concurrency,
+            1 if self.serial else 0 if self.open_loop else self.concurrency,
             num_gpus,
-            "serial" if self.serial else "closed",
+            self.loop,
             self.seed,
             started,
             ended,
             plan.steady_end_ns,
             error,
             dict(self.config),
+            plan.aborted,
+            client,
         )
 
 
@@ -107,20 +135,21 @@ async def replay_live(
     namespace: CacheNamespace,
     gpus: int,
     *,
-    endpoint: str = "completions-tokens",
-    api_key: str = "",
-    run_deadline_s: float = 0.0,
     on_progress: Callable[[int], None] | None = None,
+    tally: Tally | None = None,
+    **options: object,
 ) -> Recording:
-    """Replay against a server; its rack events are the caller's to add. `on_progress` is told how many requests were sent."""
-    plan = spec.plan()
+    """Replay against a server; its rack events are the caller's to add. `options` are further fields of `Target`.
+
+    `on_progress` is told how many requests were sent; `tally` is kept up to date.
+    """
+    plan, tally = spec.plan(), tally or Tally()
     maker = _Counted(namespace, spec, on_progress)
-    target = msgspec.convert(
-        {"url": url, "model": model, "endpoint": endpoint, "api_key": api_key, "run_deadline_s": run_deadline_s}, Target
-    )
+    target = msgspec.convert({"url": url, "model": model, **options}, Target)
     started = time.monotonic_ns()
-    records = await replay_over_http(plan, maker, IdealCache(namespace.block_tokens), target)
-    return Recording(spec.info("live", gpus, started, time.monotonic_ns(), plan, None), tuple(records))
+    records = await replay_over_http(plan, maker, IdealCache(namespace.block_tokens), target, tally=tally)
+    info = spec.info("live", gpus, started, time.monotonic_ns(), plan, None, tally.load())
+    return Recording(info, tuple(records))
 
 
 class _Counted(RequestMaker):
@@ -129,7 +158,7 @@ class _Counted(RequestMaker):
     __slots__ = ("_count", "_on_progress")
 
     def __init__(self, namespace: CacheNamespace, spec: ReplaySpec, on_progress: Callable[[int], None] | None) -> None:
-        super().__init__(namespace, vocabulary=spec.vocabulary, seed=spec.seed)
+        super().__init__(namespace, vocabulary=spec.vocabulary, seed=spec.seed, salt=spec.salt)
         self._count = 0
         self._on_progress = on_progress
 
@@ -152,9 +181,9 @@ def replay_simulated(
         cost = costs[role]
 
         def duration(step: Step) -> Time:
-            if not step.items:
+            if not step.num_sequences:
                 return round(cost.base_ns)
-            return cost.duration_ns(step.num_tokens, step.attended, len(step.items), step.context_tokens)
+            return cost.duration_ns(step.num_tokens, step.attended, step.num_sequences, step.context_tokens)
 
         return duration
 

@@ -77,8 +77,9 @@ class StepDone(Event, frozen=True):
     new_tokens       positions computed
     context_tokens   sum over items of the positions before the item (attention reads them)
     attended         sum over all computed positions of the positions each attends to
-    num_sequences    items in the step; `num_sampled` of them drew output
+    num_sequences    sequences in the step; `num_sampled` of them drew output
     duration_ns      engine time of the whole group step (it ends with the slowest rank)
+    num_passes       forward passes the step stands for. All counts but this and the duration are those of the first
     """
 
     rank: Rank
@@ -90,6 +91,7 @@ class StepDone(Event, frozen=True):
     num_sampled: int
     duration_ns: Time
     dummy: bool = False
+    num_passes: int = 1
 
 
 class DraftsVerified(Event, frozen=True):

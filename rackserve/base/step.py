@@ -48,33 +48,52 @@ class StepItem(msgspec.Struct, frozen=True):
 class Step(msgspec.Struct, frozen=True):
     """What one rank computes in one forward pass. `retired` sequences are forgotten by the engine before it starts.
 
-    A step without items is a dummy step: the rank only keeps its group in lockstep.
+    A step without sequences is a dummy step: the rank only keeps its group in lockstep.
+
+    carried          sequences of the step before that go on by one position each without an item; requests without token ids
+                     only, as nothing but a count of tokens comes back for them
+    carried_context  positions before theirs, over all of them
+    carried_drafts   draft tokens to verify for each of them besides that position
     """
 
     dp_rank: int
     items: tuple[StepItem, ...]
     retired: tuple[int, ...] = ()
+    carried: int = 0
+    carried_context: int = 0
+    carried_drafts: int = 0
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences that compute something."""
+        return len(self.items) + self.carried
 
     @property
     def num_tokens(self) -> int:
-        return sum(item.num_tokens for item in self.items)
+        return sum([item.num_tokens for item in self.items]) + self.carried if self.items else self.carried
 
     @property
     def context_tokens(self) -> int:
-        """Positions before the items, whose KV attention reads."""
-        return sum(item.start for item in self.items)
+        """Positions before the computed ones, whose KV attention reads."""
+        return sum([item.start for item in self.items]) + self.carried_context if self.items else self.carried_context
 
     @property
     def attended(self) -> int:
         """Sum over all computed positions of the positions each attends to, itself among them."""
-        return sum(item.num_tokens * item.start + item.num_tokens * (item.num_tokens + 1) // 2 for item in self.items)
+        carried = self.carried_context + self.carried
+        return carried + sum(item.num_tokens * item.start + item.num_tokens * (item.num_tokens + 1) // 2 for item in self.items)
 
 
 class GroupStep(msgspec.Struct, frozen=True):
-    """The steps of all ranks of a group that run in lockstep: it ends when its slowest rank does."""
+    """The steps of all ranks of a group that run in lockstep: it ends when its slowest rank does.
+
+    tokens   1: one forward pass. n: the engine goes on with the same sequences, each at the token it drew last, while each has
+             drawn fewer than n tokens; an interruption ends that earlier, between two passes
+    """
 
     number: int
     steps: tuple[Step, ...]
+    tokens: int = 1
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True):
@@ -84,8 +103,12 @@ class TokenLogprobs(msgspec.Struct, frozen=True):
     top: tuple[tuple[int, float], ...]
 
 
+UNNAMED_TOKEN = 1
+"""Stands for each output id of a request that came without token ids."""
+
+
 class ItemResult(msgspec.Struct, frozen=True):
-    """Output tokens of one item: empty unless it sampled, else 1..num_draft+1 accepted tokens.
+    """Output tokens of one item: empty unless it sampled, else 1..num_draft+1 accepted tokens for each pass of the step.
 
     num_verified: draft tokens that were verified, of which len(tokens) - 1 were accepted.
     """
@@ -96,8 +119,13 @@ class ItemResult(msgspec.Struct, frozen=True):
     num_verified: int = 0
 
 
-class StepResult(msgspec.Struct, frozen=True):
-    """Results of one rank's step, item by item in the order of the step."""
+class StepResult(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Results of one rank's step, item by item in the order of the step.
+
+    num_passes  forward passes made; drawn: tokens that each carried sequence drew in them
+    """
 
     dp_rank: int
     items: tuple[ItemResult, ...]
+    num_passes: int = 1
+    drawn: int = 1

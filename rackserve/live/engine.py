@@ -50,6 +50,9 @@ class ThreadEngine:
         self._in_flight += 1
         self._queue.put(step)
 
+    def interrupt(self) -> None:
+        """Nothing to do: steps have one forward pass each here."""
+
     def close(self) -> None:
         """Let the thread end after the steps it has; their ends are delivered only if the loop goes on."""
         self._queue.put(None)

@@ -232,6 +232,8 @@ class Worker:
         """Start every step that may start now (law I8), then announce what changed."""
         while True:
             planned = self.group.plan()
+            for part in planned.reports:
+                self._owner.on_progress(part)
             for sequence in planned.preempted:
                 self.ports.recorder.record(Preempted(*sequence.key, self.ranks[self.dp_rank(sequence)]))
                 self._owner.on_given_up(sequence, PREEMPTED)
@@ -239,6 +241,8 @@ class Worker:
             if planned.step is None:
                 break
             self._engine.start(planned.step)
+        if self.group.interrupts():
+            self._engine.interrupt()
         self._record_queues()
         for announcer, cache in zip(self.announcers, self.caches, strict=True):
             events = cache.take_events()
@@ -248,23 +252,18 @@ class Worker:
                 self.ports.recorder.record(BlocksEvicted(announcer.holder, removed))
 
     def _on_step_finished(self, message: StepFinished) -> None:
-        group_step, progress = self.group.finish(message.number, message.results)
+        group_step, progress, left = self.group.finish(message.number, message.results)
         self._record_step(group_step, message)
         for part in progress:
             self._owner.on_progress(part)
-        self._settle(group_step)
+        for sequence in left:
+            self.forget(sequence)
 
     def _on_engine_failed(self, message: EngineFailed) -> None:
         """Every sequence of the lost step is given up; the engine has forgotten them."""
         for sequence in self.group.fail(message.number):
             if not sequence.ended:
                 self._owner.on_given_up(sequence, f"engine: {message.reason}")
-            self.forget(sequence)
-
-    def _settle(self, group_step: GroupStep) -> None:
-        """Sequences that ended while the step ran may let go of their blocks now."""
-        numbers = {item.sequence for step in group_step.steps for item in step.items}
-        for sequence in [s for s in self.sequences.values() if s.ended and s.number in numbers]:
             self.forget(sequence)
 
     def _record_step(self, group_step: GroupStep, done: StepFinished) -> None:
@@ -275,13 +274,14 @@ class Worker:
                 step.num_tokens,
                 step.context_tokens,
                 step.attended,
-                len(step.items),
-                sum(item.sample for item in step.items),
+                step.num_sequences,
+                sum([item.sample for item in step.items]) + step.carried,
                 done.duration_ns,
-                not step.items,
+                not step.num_sequences,
+                result.num_passes,
             )
             self.ports.recorder.record(record)
-            drafts = drafts_verified(rank, step, result)
+            drafts = drafts_verified(rank, step, result) if result.num_passes == 1 else None
             if drafts is not None:
                 self.ports.recorder.record(drafts)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from rackserve.base.errors import InvariantError
@@ -12,10 +13,20 @@ from rackserve.sched.sequence import Sequence
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A group step to start (or None), and the sequences its planning preempted."""
+    """A group step to start (or None), and what its planning led to.
+
+    preempted   sequences that gave up their blocks
+    reports     output of carried sequences that is known now; sequences may be among the preempted
+    started     sequences that are in a step for the first time
+    """
 
     step: GroupStep | None
-    preempted: list[Sequence]
+    preempted: Collection[Sequence] = ()
+    reports: Collection[Progress] = ()
+    started: Collection[Sequence] = ()
+
+
+NOTHING = Planned(None)
 
 
 class LockstepGroup:
@@ -29,6 +40,7 @@ class LockstepGroup:
         self._max_in_flight = max_in_flight
         self._in_flight: dict[int, GroupStep] = {}
         self._number = 0
+        self._repeats = False  # the step in flight goes on until it is interrupted
 
     @property
     def num_in_flight(self) -> int:
@@ -41,28 +53,46 @@ class LockstepGroup:
     def plan(self) -> Planned:
         """The next group step if one may start now."""
         if len(self._in_flight) >= self._max_in_flight:
-            return Planned(None, [])
+            return NOTHING
         preempted: list[Sequence] = []
+        reports: list[Progress] = []
+        started: list[Sequence] = []
         steps = []
         for scheduler in self.schedulers:
             step, evicted = scheduler.plan()
             steps.append(step)
-            preempted.extend(evicted)
+            preempted += evicted
+            reports += scheduler.take_reports()
+            started += scheduler.take_started()
         if not any(steps):
-            return Planned(None, preempted)
+            return Planned(None, preempted, reports)
         self._number += 1
-        whole = tuple(step or scheduler.dummy() for step, scheduler in zip(steps, self.schedulers, strict=True))
-        group_step = GroupStep(self._number, whole)
+        whole = tuple([step or scheduler.dummy() for step, scheduler in zip(steps, self.schedulers, strict=True)])
+        group_step = GroupStep(self._number, whole, min([scheduler.room for scheduler in self.schedulers]))
         self._in_flight[self._number] = group_step
-        return Planned(group_step, preempted)
+        self._repeats = group_step.tokens > 1
+        return Planned(group_step, preempted, reports, started)
 
-    def finish(self, number: int, results: tuple[StepResult, ...]) -> tuple[GroupStep, list[Progress]]:
-        """Take the results of a step in; steps finish in the order they started."""
+    def interrupts(self) -> bool:
+        """Whether the step in flight should end early because sequences came or left since it was planned; True once."""
+        if self._repeats and self._in_flight and any(scheduler.changed for scheduler in self.schedulers):
+            self._repeats = False
+            return True
+        return False
+
+    def finish(self, number: int, results: tuple[StepResult, ...]) -> tuple[GroupStep, list[Progress], list[Sequence]]:
+        """Take the results of a step in; steps finish in the order they started.
+
+        Returns the step, what it did, and the sequences that ended while it ran and may let go of their blocks now.
+        """
         group_step = self._take(number)
         progress: list[Progress] = []
+        left: list[Sequence] = []
         for scheduler, step, result in zip(self.schedulers, group_step.steps, results, strict=True):
-            progress.extend(scheduler.apply(step, result))
-        return group_step, progress
+            done, ended = scheduler.apply(step, result)
+            progress += done
+            left += ended
+        return group_step, progress, left
 
     def fail(self, number: int) -> list[Sequence]:
         """The engine lost a step: the sequences in it."""

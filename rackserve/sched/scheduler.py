@@ -16,8 +16,10 @@ from rackserve.base.ranges import MAX_COUNT, require_range
 from rackserve.base.step import Step, StepItem, StepResult
 from rackserve.base.units import blocks_for
 from rackserve.kv.rank_cache import RankCache
+from rackserve.sched.carried import Carried, can_be_carried, room_of, settle
 from rackserve.sched.queue import ORDERS
 from rackserve.sched.sequence import Sequence
+from rackserve.sched.states import chunk, note_state, snapshot
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -29,6 +31,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     num_draft            draft tokens to verify per generating sequence and step (0: none); forces one step in flight
     order                how waiting requests are ordered: a name from `rackserve.sched.queue.ORDERS`
     max_skips            how often a request that does not fit may be passed by smaller ones behind it
+    carry                plan a sequence again only when it ends or grows, if its request came without token ids (simulation);
+                         its output is reported then. Needs one step in flight and a token budget for all sequences
     """
 
     max_batched_tokens: int = 512
@@ -37,6 +41,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     num_draft: int = 0
     order: str = "fcfs"
     max_skips: int = 16
+    carry: bool = False
 
     def __post_init__(self) -> None:
         require_range("scheduler", self, ("max_batched_tokens", "max_sequences"), 1, MAX_COUNT)
@@ -45,6 +50,13 @@ class SchedulerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         require_range("scheduler", self, ("num_draft", "max_skips"), 0, MAX_COUNT)
         if self.num_draft and self.max_steps_in_flight != 1:
             raise ConfigError("scheduler.num_draft > 0 needs scheduler.max_steps_in_flight = 1")
+        if self.carry and self.max_steps_in_flight != 1:
+            raise ConfigError("scheduler.carry needs scheduler.max_steps_in_flight = 1")
+        needed = self.max_sequences * (self.num_draft + 1)
+        if self.carry and self.max_batched_tokens < needed:
+            raise ConfigError(
+                f"scheduler.carry needs scheduler.max_batched_tokens >= max_sequences * (num_draft + 1) = {needed}"
+            )
         if self.order not in ORDERS:
             raise ConfigError(f"scheduler.order must be one of {', '.join(sorted(ORDERS))}, got {self.order!r}")
 
@@ -60,27 +72,58 @@ class Progress:
 
 
 class Scheduler:
-    """Plans the steps of one rank. Sequences are added when their blocks are in place and removed when they end."""
+    """Plans the steps of one rank. Sequences are added when their blocks are in place and removed when they end.
+
+    room      tokens that each sequence of the step planned last may draw before one of them has to be planned
+    changed   whether sequences came or left since then
+    """
 
     def __init__(self, config: SchedulerConfig, rank: Rank, cache: RankCache, block_tokens: int) -> None:
         self.config = config
         self.rank = rank
         self._cache = cache
         self._block_tokens = block_tokens
+        self.room = 1
+        self.changed = False
         self._sequences: dict[int, Sequence] = {}
+        self._named: dict[int, Sequence] = {}  # those that are not carried
+        self._carried = Carried()
+        self._joined: dict[int, int] = {}  # number -> place in the order of joining
+        self._num_joined = 0
+        self._num_flying = 0
         self._in_flight: dict[tuple[int, int], Sequence] = {}
+        self._leaving: list[Sequence] = []  # carried ones that ended while a step was in flight
         self._retired: list[int] = []
+        self._reports: list[Progress] = []
+        self._started: list[Sequence] = []
 
     def add(self, sequence: Sequence) -> None:
         """Take a sequence in state `ready` into the batch."""
         if sequence.state != "ready":
             raise InvariantError(f"sequence {sequence.key} joins the batch in state {sequence.state}")
-        self._sequences[sequence.number] = sequence
+        self._sequences[sequence.number] = self._named[sequence.number] = sequence
+        self._num_joined += 1
+        self._joined[sequence.number] = self._num_joined
+        self.changed = True
 
     def remove(self, sequence: Sequence) -> None:
-        """Plan it no more; the engine is told to forget it with the next step. Steps in flight still finish."""
-        if self._sequences.pop(sequence.number, None) is not None and sequence.sent_blocks:
-            self._retired.append(sequence.number)
+        """Plan it no more; the engine is told to forget it with the next step. Steps in flight still finish.
+
+        What a carried sequence has drawn since it was planned is lost.
+        """
+        number = sequence.number
+        if self._sequences.pop(number, None) is None:
+            return
+        self.changed = True
+        del self._joined[number]
+        if self._named.pop(number, None) is None and sequence in self._carried:
+            self._carried.remove(number)
+            if self._num_flying:
+                sequence.holds += 1
+                sequence.in_flight += 1
+                self._leaving.append(sequence)
+        if sequence.sent_blocks:
+            self._retired.append(number)
 
     def pending(self, sequence: Sequence) -> int:
         """Positions that could be computed now: known ones, or the one whose token a step in flight will yield."""
@@ -93,76 +136,162 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        return any(self.pending(sequence) > 0 for sequence in self._sequences.values())
+        return len(self._carried) > 0 or any(self.pending(sequence) > 0 for sequence in self._named.values())
 
     def plan(self) -> tuple[Step | None, list[Sequence]]:
         """The next step, or None if nothing is pending; and the sequences preempted to make room.
 
         A preempted sequence has left the batch; its owner releases its blocks once `holds` is 0.
         """
-        budget = self.config.max_batched_tokens
-        preempted = [sequence for sequence in self._sequences.values() if sequence.evict_me and not sequence.in_flight]
+        preempted = [sequence for sequence in self._named.values() if sequence.evict_me and not sequence.in_flight]
         for sequence in preempted:
             sequence.move("preempted")
             self.remove(sequence)
+        if self.config.carry and self._named and self._is_short():
+            self._name_all()
+        budget = self.config.max_batched_tokens - len(self._carried) * (self.config.num_draft + 1)
         items: list[StepItem] = []
-        waiting = [(self.pending(sequence), sequence) for sequence in self._sequences.values()]
+        waiting = [(self.pending(sequence), sequence) for sequence in self._named.values()]
         generating = [sequence for pending, sequence in waiting if pending and sequence.outputs]
         prompts = [sequence for pending, sequence in waiting if pending and not sequence.outputs]
         for sequence in generating + prompts:
             if budget == 0:
                 break
-            if sequence.number not in self._sequences or sequence.evict_me:
+            if sequence.number not in self._named or sequence.evict_me:
                 continue
             item = self._plan_item(sequence, budget, preempted)
             if item is not None:
                 items.append(item)
                 budget -= item.num_tokens + item.num_draft
-        if not items:
+        num_carried = len(self._carried)
+        if not items and not num_carried:
+            self.room = MAX_COUNT
             return None, preempted
-        return Step(self.rank.dp_rank, tuple(items), self._take_retired()), preempted
+        self.room = self._room(items, len(generating) + len(prompts))
+        self._num_flying += 1
+        self.changed = False
+        context, drafts = self._carried.context_tokens, self.config.num_draft
+        return Step(self.rank.dp_rank, tuple(items), self._take_retired(), num_carried, context, drafts), preempted
 
     def dummy(self) -> Step:
-        """A step without items, for a rank whose group has work elsewhere."""
+        """A step without sequences, for a rank whose group has work elsewhere."""
+        self._num_flying += 1
         return Step(self.rank.dp_rank, (), self._take_retired())
 
-    def apply(self, step: Step, result: StepResult) -> list[Progress]:
-        """Take a finished step in. Results of sequences that ended meanwhile only release their hold."""
-        progress = []
-        for item, done in zip(step.items, result.items, strict=True):
-            sequence = self._in_flight.pop((item.sequence, item.start))
+    def take_reports(self) -> list[Progress]:
+        """What carried sequences have drawn that were named again while planning."""
+        reports, self._reports = self._reports, []
+        return reports
+
+    def take_started(self) -> list[Sequence]:
+        """Sequences that were planned for the first time since the last call."""
+        started, self._started = self._started, []
+        return started
+
+    def apply(self, step: Step, result: StepResult) -> tuple[list[Progress], list[Sequence]]:
+        """Take a finished step in: what it did, and the sequences that ended while it ran, which it held until now."""
+        self._num_flying -= 1
+        progress, left = [], self._leaving
+        for sequence, drawn in self._carried.advance(result.drawn) if self._carried else ():
+            progress.append(self._settle(sequence, drawn))
+        self._leaving = []
+        for sequence in left:
             sequence.holds -= 1
             sequence.in_flight -= 1
-            sequence.sampling -= item.sample
+        for item, done in zip(step.items, result.items, strict=True):
+            sequence = self._land(item)
             if sequence.ended or sequence.finish is not None:
+                left.append(sequence)
                 continue
             progress.append(self._advance(sequence, item, done.tokens))
             sequence.logprobs.extend(done.logprobs[: len(progress[-1].tokens)])
-        return progress
+            if self.config.carry:
+                self._carry(sequence)
+        if self.config.carry and len(progress) > 1:
+            progress.sort(key=lambda part: self._joined[part.sequence.number])
+        return progress, left
 
     def fail(self, step: Step) -> list[Sequence]:
         """A step was lost with the engine: every sequence in it loses its hold and must be given up."""
-        lost = []
-        for item in step.items:
-            sequence = self._in_flight.pop((item.sequence, item.start))
+        self._num_flying -= 1
+        lost = [self._land(item) for item in step.items]
+        for sequence in self._leaving:
             sequence.holds -= 1
             sequence.in_flight -= 1
-            sequence.sampling -= item.sample
-            lost.append(sequence)
+        lost += self._carried.sequences() + self._leaving
+        self._leaving = []
         return lost
+
+    def _land(self, item: StepItem) -> Sequence:
+        """An item's step has ended, well or not."""
+        sequence = self._in_flight.pop((item.sequence, item.start))
+        sequence.holds -= 1
+        sequence.in_flight -= 1
+        sequence.sampling -= item.sample
+        return sequence
+
+    # ------------------------------------------------------------ carried sequences
+
+    def _room(self, items: list[StepItem], num_pending: int) -> int:
+        """Tokens to draw before somebody has to be planned; 1 if the next step differs in any case."""
+        if not self.config.carry or len(items) < num_pending:
+            return 1
+        room = self._carried.room if self._carried else MAX_COUNT
+        for item in items:
+            sequence = self._named[item.sequence]
+            if not can_be_carried(sequence):
+                return 1
+            room = min(room, room_of(sequence, item.start, self.config.num_draft, self._block_tokens))
+        return room
+
+    def _carry(self, sequence: Sequence) -> None:
+        """Plan it no more until it is due, if that may be."""
+        if sequence.state != "ready" or not can_be_carried(sequence):
+            return
+        room = room_of(sequence, sequence.scheduled, self.config.num_draft, self._block_tokens)
+        if room > 0:
+            sequence.move("running")
+            del self._named[sequence.number]
+            self._carried.add(sequence, room)
+
+    def _settle(self, sequence: Sequence, drawn: int) -> Progress:
+        """Write down what a sequence has drawn while it was carried: it ends, or is planned again."""
+        first = len(sequence.outputs)
+        settle(sequence, drawn)
+        if sequence.finish is None:
+            self._named[sequence.number] = sequence
+        tokens = tuple(sequence.outputs[first:])
+        return Progress(sequence, len(tokens), first, tokens)
+
+    def _is_short(self) -> bool:
+        """Whether the sequences that are planned now need more blocks than can be had."""
+        missing = 0
+        for sequence in self._named.values():
+            if self.pending(sequence) and sequence.outputs and sequence.lease is not None:
+                end = sequence.scheduled + 1 + self._num_draft(sequence, sequence.scheduled + 1, self.config.num_draft)
+                missing += max(0, blocks_for(end, self._block_tokens) - len(sequence.lease.blocks))
+        return missing > self._cache.usable
+
+    def _name_all(self) -> None:
+        """Plan every sequence one by one, as who has to give up blocks depends on all of them."""
+        for sequence in self._carried.sequences():
+            self._reports.append(self._settle(sequence, self._carried.remove(sequence.number)))
+        self._named = dict(self._sequences)
+
+    # ------------------------------------------------------------ one item
 
     def _plan_item(self, sequence: Sequence, budget: int, preempted: list[Sequence]) -> StepItem | None:
         start = sequence.scheduled
         known = max(0, sequence.num_known - start)
         num_tokens = min(self.pending(sequence), budget)
         if known:
-            num_tokens = self._chunk(sequence, start, min(num_tokens, known))
+            num_tokens = chunk(sequence, start, min(num_tokens, known), self._block_tokens)
         sample = start + num_tokens >= sequence.num_known
         num_draft = self._num_draft(sequence, start + num_tokens, budget - num_tokens) if sample and sequence.outputs else 0
         if not self._make_room(sequence, start + num_tokens + num_draft, preempted):
             return None
         table, layout = sequence.block_table, self._cache.layout
-        snapshot, snapshot_at = self._snapshot(sequence, start, start + num_tokens, num_draft)
+        state, state_at = snapshot(sequence, start, start + num_tokens, num_draft, self._block_tokens)
         num_before = min(layout.history_tokens, start) if sequence.sent_blocks == 0 else 0
         prompt = sequence.request.num_tokens
         item = StepItem(
@@ -176,14 +305,16 @@ class Scheduler:
             sequence.request.sampling,
             num_draft,
             sequence.restore,
-            snapshot,
+            state,
             sequence.request.logprobs,
-            snapshot_at,
+            state_at,
             sequence.token_bytes(start - num_before, num_before),
             max(0, min(sequence.replay_end - start, num_tokens)),
             max(0, prompt - layout.tail_tokens) if layout.tail_tokens and start < prompt else 0,
         )
         sequence.restore = -1
+        if not sequence.sent_blocks:
+            self._started.append(sequence)
         sequence.sent_blocks = len(table)
         sequence.scheduled = start + num_tokens
         sequence.in_flight += 1
@@ -200,44 +331,6 @@ class Scheduler:
         if sequence.boundary_slot >= 0:
             left = min(left, 2 * self._block_tokens - 1 - (end - 1) % self._block_tokens)
         return max(0, min(self.config.num_draft, left - 1, budget))
-
-    def _chunk(self, sequence: Sequence, start: int, num_tokens: int) -> int:
-        """Shorten a chunk of a prompt so that it ends at the first boundary at which resume state is stored."""
-        if sequence.boundary_slot < 0 or start >= sequence.request.num_tokens:
-            return num_tokens
-        stops = [*sequence.branches, sequence.request.num_tokens // self._block_tokens]
-        ahead = [stop * self._block_tokens - start for stop in stops if stop * self._block_tokens > start]
-        return min([num_tokens, *ahead])
-
-    def _snapshot(self, sequence: Sequence, start: int, end: int, num_draft: int) -> tuple[int, int]:
-        """Window slot for the resume state of an item over [start, end), and the position before which that state lies.
-
-        In a prompt it is the item's end, if that is the prompt's or a boundary where state is wanted; in the output the next
-        boundary, if the item may reach it. (-1, -1): none.
-        """
-        prompt, size = sequence.request.num_tokens, self._block_tokens
-        if start >= prompt:
-            blocks = (end + num_draft) // size
-            slot, at = sequence.state_slot(blocks), blocks * size
-            return (slot, at) if slot >= 0 and at > start else (-1, -1)
-        slot = -1
-        if end % size == 0 and sequence.boundary_slot >= 0:
-            slot = sequence.boundary_slot if end // size == prompt // size else sequence.branches.get(end // size, -1)
-        if slot < 0 and end == prompt:
-            slot = sequence.end_slot
-        return (slot, end) if slot >= 0 else (-1, -1)
-
-    def _note_state(self, sequence: Sequence, item: StepItem) -> None:
-        """Remember the resume state that a finished item has left, if it got that far."""
-        blocks, rest = divmod(item.snapshot_at, self._block_tokens)
-        if item.snapshot < 0 or rest or item.snapshot_at > sequence.computed:
-            return
-        if item.start >= sequence.request.num_tokens:
-            sequence.boundary = blocks
-        elif sequence.boundary_slot >= 0:
-            if sequence.branches.pop(blocks, None) is not None:
-                sequence.branched.append(blocks)
-            sequence.stored.append((blocks, item.snapshot))
 
     def _make_room(self, sequence: Sequence, num_positions: int, preempted: list[Sequence]) -> bool:
         """Blocks for `num_positions` positions, taken from the youngest other sequences if the rank has none left."""
@@ -278,7 +371,7 @@ class Scheduler:
         extra = max(0, len(accepted) - 1)
         sequence.computed = item.start + item.num_tokens + extra
         sequence.scheduled = max(sequence.scheduled, sequence.computed)
-        self._note_state(sequence, item)
+        note_state(sequence, item, self._block_tokens)
         first = len(sequence.outputs)
         sequence.outputs.extend(accepted)
         if sequence.request.tokens:

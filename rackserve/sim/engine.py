@@ -1,21 +1,29 @@
-"""An engine that takes modelled time. With runners it computes real outputs (the digest model); without, tokens are made up."""
+"""An engine that takes modelled time. With runners it computes real outputs (the digest model); without, tokens are made up.
+
+A step of many forward passes is one event: where each pass ends is a sum over modelled durations, found as it is needed.
+"""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from math import floor
 from typing import Protocol
 
 from rackserve.base.errors import InvariantError
 from rackserve.base.ids import NodeId
 from rackserve.base.messages import EngineFailed, StepFinished
-from rackserve.base.step import GroupStep, ItemResult, Step, StepResult
+from rackserve.base.step import UNNAMED_TOKEN, GroupStep, ItemResult, Step, StepResult
 from rackserve.base.units import Time
 from rackserve.sched.scheduler import SchedulerConfig
 from rackserve.sim.host import SimHost
 
 StepTime = Callable[[Step], Time]
-"""Modelled duration of one rank's step, in nanoseconds."""
+"""Modelled duration of one forward pass of one rank, in nanoseconds.
+
+It must not fall when the step has more sequences, tokens or context: ranks of a group that another exceeds are not asked.
+"""
 
 
 class Runner(Protocol):
@@ -25,25 +33,93 @@ class Runner(Protocol):
 
 
 class TimedRunner:
-    """Makes up output: token 1, and as many accepted draft tokens as `accept` says for (sequence, position)."""
+    """Makes up output: every pass draws the same number of tokens for all sequences that generate, `mean_tokens` on average.
 
-    def __init__(self, accept: Callable[[int, int, int], int] | None = None) -> None:
-        self._accept = accept
+    Pass n (from 1) draws floor(n * mean) - floor((n - 1) * mean) tokens, or as many as there are drafts and one.
+    """
 
-    def run(self, step: Step) -> StepResult:
+    def __init__(self, mean_tokens: float = 1.0) -> None:
+        self._mean = mean_tokens
+        self._passes = 0
+
+    def drawn(self, ahead: int) -> int:
+        """Tokens the pass draws that is number `ahead` from now (the next is 1)."""
+        at = self._passes + ahead
+        return floor(at * self._mean) - floor((at - 1) * self._mean)
+
+    def run(self, step: Step, num_passes: int = 1) -> StepResult:
+        drawn = sum([self.drawn(ahead) for ahead in range(1, num_passes + 1)])
+        self._passes += num_passes
         items = []
         for item in step.items:
-            extra = self._accept(item.sequence, item.start, item.num_draft) if self._accept and item.num_draft else 0
-            tokens = (1,) * (1 + extra) if item.sample else ()
+            count = min(drawn, item.num_draft + 1) if num_passes == 1 else drawn
+            tokens = (UNNAMED_TOKEN,) * count if item.sample else ()
             items.append(ItemResult(item.sequence, tokens, num_verified=item.num_draft if item.sample else 0))
-        return StepResult(step.dp_rank, tuple(items))
+        return StepResult(step.dp_rank, tuple(items), num_passes, drawn)
+
+
+FIRST_PASSES = 8
+"""So many passes of a step are looked ahead at first, then twice as many each time: most are interrupted soon."""
+
+
+class _Course:
+    """The passes of a step of many: when each ends, found as far ahead as was needed.
+
+    ends    times at which the passes end, in order
+    final   the number of passes after which the step ends, 0 while that is open
+    """
+
+    __slots__ = ("_left", "_parts", "_runner", "_step_time", "begun", "ends", "final", "step")
+
+    def __init__(self, step: GroupStep, begun: Time, runner: TimedRunner, step_time: StepTime) -> None:
+        self.step = step
+        self.ends: list[Time] = []
+        self.final = 0
+        self.begun = begun
+        self._runner = runner
+        self._step_time = step_time
+        self._left = step.tokens
+        self._parts = _slowest(step)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the last pass has been found."""
+        return self._left <= 0
+
+    def look_ahead(self, num_passes: int, slowdown: float) -> None:
+        """Find the ends of so many passes more, or of all."""
+        now = self.ends[-1] if self.ends else self.begun
+        for _ in range(num_passes):
+            if self._left <= 0:
+                return
+            now += round(max([self._step_time(part) for part in self._parts]) * slowdown)
+            self.ends.append(now)
+            drawn = self._runner.drawn(len(self.ends))
+            self._left -= drawn
+            self._parts = [_next_pass(part, drawn) for part in self._parts if part.num_sequences]
+
+
+def _next_pass(step: Step, drawn: int) -> Step:
+    """What a part of a step does after a pass in which each sequence has drawn so many tokens."""
+    sequences = step.num_sequences
+    return Step(step.dp_rank, (), (), sequences, step.context_tokens + sequences * drawn, step.carried_drafts)
+
+
+def _slowest(step: GroupStep) -> list[Step]:
+    """The parts of a step that no other part exceeds in sequences and context, as it stays through all passes."""
+    parts = sorted(step.steps, key=lambda part: (part.num_sequences, part.context_tokens), reverse=True)
+    slowest = parts[:1]
+    for part in parts[1:]:
+        if part.context_tokens > slowest[-1].context_tokens:
+            slowest.append(part)
+    return slowest
 
 
 class SimEngine:
     """Engine port of one worker: steps run one after another, at most two are in flight."""
 
     def __init__(
-        self, host: SimHost, name: NodeId, runners: list[Runner], step_time: StepTime, limits: SchedulerConfig
+        self, host: SimHost, name: NodeId, runners: Sequence[Runner], step_time: StepTime, limits: SchedulerConfig
     ) -> None:
         self._host = host
         self._name = name
@@ -52,6 +128,7 @@ class SimEngine:
         self._step_time = step_time
         self._limits = limits
         self._queue: deque[GroupStep] = deque()
+        self._course: _Course | None = None
         self.slowdown = 1.0
         self.fail_next: str | None = None
 
@@ -61,6 +138,12 @@ class SimEngine:
         if len(self._queue) == 1:
             self._begin()
 
+    def interrupt(self) -> None:
+        """The running step ends with the pass that runs now, or with the one that ends now."""
+        course = self._course
+        if course is not None:
+            self._end_course(course, bisect_left(course.ends, self._host.now) + 1)
+
     def _check(self, step: GroupStep) -> None:
         """Law I7: budgets hold, each sequence is in a step once, no position is in two steps in flight."""
         if len(self._queue) > self._limits.max_steps_in_flight:
@@ -68,7 +151,7 @@ class SimEngine:
         ends: dict[tuple[int, int], int] = {}
         for flying in self._queue:
             for part in flying.steps:
-                tokens = sum(item.num_tokens + item.num_draft for item in part.items)
+                tokens = part.num_tokens + sum([item.num_draft for item in part.items])
                 if tokens > self._limits.max_batched_tokens:
                     raise InvariantError(f"{self._name}: a step of {tokens} tokens (I7)")
                 if len({item.sequence for item in part.items}) < len(part.items):
@@ -80,10 +163,40 @@ class SimEngine:
 
     def _begin(self) -> None:
         step = self._queue[0]
-        duration = round(max(self._step_time(part) for part in step.steps) * self.slowdown)
-        self._host.call(self._host.now + duration, lambda: self._finish(step, duration))
+        runner = self._runners[0]
+        if step.tokens > 1:
+            if not isinstance(runner, TimedRunner):
+                raise InvariantError(f"{self._name}: only made-up output can be drawn in many passes")
+            self._course = _Course(step, self._host.now, runner, self._step_time)
+            self._go_on(self._course)
+            return
+        duration = round(max([self._step_time(part) for part in step.steps]) * self.slowdown)
+        self._host.call(self._host.now + duration, lambda: self._finish(step, duration, 1))
 
-    def _finish(self, step: GroupStep, duration: Time) -> None:
+    def _go_on(self, course: _Course) -> None:
+        """Look further ahead, and come back where that ends if nobody has interrupted before."""
+        if course.final or self._host.life(self._name) != self._life:
+            return
+        course.look_ahead(max(FIRST_PASSES, len(course.ends)), self.slowdown)
+        if course.is_known:
+            self._end_course(course, len(course.ends))
+        else:
+            self._host.call(course.ends[-1], lambda: self._go_on(course))
+
+    def _end_course(self, course: _Course, num_passes: int) -> None:
+        if course.final == num_passes:
+            return
+        course.final = num_passes
+        end = course.ends[num_passes - 1]
+
+        def finish() -> None:
+            if course.final == num_passes:  # else it was interrupted, and has ended before
+                self._course = None
+                self._finish(course.step, end - course.begun, num_passes)
+
+        self._host.call(end, finish)
+
+    def _finish(self, step: GroupStep, duration: Time, num_passes: int) -> None:
         if self._host.life(self._name) != self._life:
             return  # the worker died while the step ran: nothing is written
         if self.fail_next is not None:
@@ -93,7 +206,11 @@ class SimEngine:
             self.fail_next = None
             return
         self._queue.popleft()
-        results = tuple(runner.run(part) for runner, part in zip(self._runners, step.steps, strict=True))
+        results = tuple([_run(runner, part, num_passes) for runner, part in zip(self._runners, step.steps, strict=True)])
         self._host.post(self._name, self._host.now, StepFinished(step.number, results, duration))
         if self._queue:
             self._begin()
+
+
+def _run(runner: Runner, step: Step, num_passes: int) -> StepResult:
+    return runner.run(step, num_passes) if isinstance(runner, TimedRunner) else runner.run(step)

@@ -63,6 +63,6 @@ class Desk:
             ItemResult(item.sequence, tuple(tokens[: item.num_draft + 1]) if item.sample else (), num_verified=item.num_draft)
             for item in step.items
         )
-        progress = self.scheduler.apply(step, StepResult(0, items))
+        progress, _ = self.scheduler.apply(step, StepResult(0, items))
         self.scheduler.check()
         return progress

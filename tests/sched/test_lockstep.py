@@ -51,7 +51,7 @@ def test_steps_finish_in_the_order_they_started() -> None:
     assert first is not None and second is not None
     with pytest.raises(InvariantError, match="out of order"):
         lockstep.finish(second.number, ())
-    done, progress = lockstep.finish(first.number, results(lockstep))
+    done, progress, _ = lockstep.finish(first.number, results(lockstep))
     assert (done, progress[0].num_computed) == (first, 8)
     with pytest.raises(InvariantError, match="out of order"):
         lockstep.fail(first.number)
