@@ -48,6 +48,10 @@ def plan_memory(options: argparse.Namespace) -> int:
     capacity = capacity_bytes(options.device_memory, options.device, options.usable)
     layout = kv_layout(config, settings.runner.block_tokens, settings.runner.resume)
     settings.check_layout(layout)
+    if settings.scheduler.num_draft > config.dspark_block_size:
+        raise ConfigError(
+            f"scheduler.num_draft is {settings.scheduler.num_draft}: this model drafts {config.dspark_block_size} tokens a step"
+        )
     vision = vision_total(path, config)
     print(f"checkpoint of {path}")
     _print_totals([*checkpoint_totals(config), *([vision] if vision else [])])

@@ -17,7 +17,7 @@ from rackserve.live.host import LiveHost
 from rackserve.live.rank_spec import RankSpec
 from rackserve.live.recorder import EVENTS_CHANNEL, FanOut, NodeRecorder, Sink
 from rackserve.live.regions import RegionOwner
-from rackserve.live.runner import RunnerSpec, layout_of, process_bytes, require_packages
+from rackserve.live.runner import RunnerSpec, check_drafts, layout_of, process_bytes, require_packages
 from rackserve.live.supervisor import ENGINE_COMMAND, RankStatus, Supervisor, SupervisorConfig
 from rackserve.live.transport import CONTROL, LiveTransport, Meeting, Wire
 from rackserve.nodes.ports import Ports
@@ -58,6 +58,7 @@ class LiveRack:
         self._task = asyncio.current_task()
         self.layout = await asyncio.to_thread(layout_of, self._runner)
         self._config.check_layout(self.layout)
+        await asyncio.to_thread(check_drafts, self._runner, self._config.scheduler.num_draft)
         loop = asyncio.get_running_loop()
         meeting = Meeting(secrets.token_hex(8), secrets.token_bytes(32))
         template = RankSpec("", "prefill", 0, meeting, (), self.layout, self._runner, self._config)

@@ -79,6 +79,21 @@ def layout_of(spec: RunnerSpec) -> KvLayout:
     return kv_layout(files.llama, spec.block_tokens, spec.dtype)
 
 
+def check_drafts(spec: RunnerSpec, num_draft: int) -> None:
+    """ConfigError if the model cannot draft so many tokens a step: the rest would only take up room. May read model files."""
+    if not num_draft or spec.kind == "digest":
+        return
+    most = 0
+    if spec.kind == "deepseek_v41":
+        from rackserve.model.files import open_model
+
+        most = open_model(spec.model).deepseek_v41.dspark_block_size
+    if num_draft > most:
+        raise ConfigError(
+            f"scheduler.num_draft is {num_draft}: this model drafts {most} tokens a step; set it to {most} or less"
+        )
+
+
 def process_bytes(spec: RunnerSpec, tp_size: int = 1, ep_size: int = 1) -> int:
     """About how much memory a device's process takes besides its KV: weights as they are held, and the libraries.
 
@@ -93,6 +108,7 @@ def process_bytes(spec: RunnerSpec, tp_size: int = 1, ep_size: int = 1) -> int:
         from rackserve.model.loader.folder import weight_files
 
         return 400 * MIB + 2 * sum(path.stat().st_size for path in weight_files(files.path))  # bf16, widened
+    from rackserve.model.deepseek_v41.layout import engram_row_bytes
     from rackserve.model.deepseek_v41.memory import Device, plan_device
 
     device = Device(
@@ -107,7 +123,9 @@ def process_bytes(spec: RunnerSpec, tp_size: int = 1, ep_size: int = 1) -> int:
         weights=spec.weights,
         engram_shards=0,  # tables stay in the files
     )
-    return 400 * MIB + plan_device(files.deepseek_v41, layout_of(spec), device).total_bytes
+    config = files.deepseek_v41
+    hot = sum(min(spec.engram_hot_rows, rows) for rows in config.engram_num_embeddings) * engram_row_bytes(config)
+    return 400 * MIB + plan_device(config, layout_of(spec), device).total_bytes + hot
 
 
 def require_packages(spec: RunnerSpec) -> None:

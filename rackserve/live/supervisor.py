@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from rackserve.base.errors import RackserveError, ResourceError
+from rackserve.base.errors import ConfigError, FileFormatError, RackserveError, ResourceError
 from rackserve.base.events import RankChanged
 from rackserve.base.ids import FRONTEND, POOL, ROUTER, SUPERVISOR, NodeId, Rank
 from rackserve.base.messages import Drain, Drained, Message, RankDown, RankUp, SegmentJoined, SegmentLost
@@ -238,7 +238,7 @@ class Supervisor:
         self._change(rank, "starting")
 
     async def _await_ready(self, rank: _Supervised) -> None:
-        """Wait until the process listens. Raises ResourceError with its last words if it ends before, or takes too long."""
+        """Wait until the process listens. If it ends before, or takes too long: an error of its kind, with its last words."""
         assert rank.process is not None and rank.ready is not None
         process = rank.process
         await asyncio.wait((rank.ready, process.exited), timeout=self._config.ready, return_when=asyncio.FIRST_COMPLETED)
@@ -252,7 +252,10 @@ class Supervisor:
             await asyncio.wait((process.exited,))
         self._release(rank)
         self._change(rank, "down")
-        raise ResourceError(f"rank {rank.worker} {problem}; its last lines:\n{process.tail()}")
+        # What a person can mend has its own exit code in the process, and keeps it here.
+        code = process.exited.result()
+        kind = next((kind for kind in (ConfigError, FileFormatError) if kind.exit_code == code), ResourceError)
+        raise kind(f"rank {rank.worker} {problem}; its last lines:\n{process.tail()}")
 
     def _release(self, rank: _Supervised) -> None:
         """Drop the memory of an ended incarnation."""

@@ -101,6 +101,10 @@ def _read_folder(folder: Path, name: str, revision: str = "") -> ModelFiles:
     generation = folder / "generation_config.json"
     eos = (read_json(generation) if generation.exists() else {}).get("eos_token_id", fields.get("eos_token_id"))
     bos = fields.get("bos_token_id")
+    eos_ids = tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,)
+    wrong = next((number for number in eos_ids if not isinstance(number, int) or not 0 <= number < config.vocab_size), None)
+    if wrong is not None:
+        raise FileFormatError(f"{folder}: eos_token_id {wrong!r} is no token of {config.vocab_size}; fetch config.json again")
     return ModelFiles(
         name=name,
         path=folder,
@@ -108,7 +112,7 @@ def _read_folder(folder: Path, name: str, revision: str = "") -> ModelFiles:
         tokenizer_path=tokenizer if tokenizer.is_file() else None,
         chat_template=_chat_template(folder),
         bos_id=-1 if bos is None else bos,
-        eos_ids=tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,),
+        eos_ids=eos_ids,
         known_revision=revision,
     )
 

@@ -14,7 +14,7 @@ from rackserve.base.step import Step, StepItem
 from rackserve.base.units import MIB
 from rackserve.digest_model import cold_output, digest_layout
 from rackserve.live.rack import LiveRack
-from rackserve.live.runner import RunnerSpec, layout_of, open_runner, process_bytes, require_packages
+from rackserve.live.runner import RunnerSpec, check_drafts, layout_of, open_runner, process_bytes, require_packages
 from rackserve.model import extra
 from rackserve.model.deepseek_v41.options import RunnerOptions
 from rackserve.model.thread_group import ThreadGroup
@@ -24,7 +24,7 @@ from tests.text import small_model
 LAYOUT_SCRIPT = """
 import sys
 from rackserve.live.rack import LiveRack
-from rackserve.live.runner import RunnerSpec, layout_of, process_bytes, require_packages
+from rackserve.live.runner import RunnerSpec, check_drafts, layout_of, process_bytes, require_packages
 spec = RunnerSpec(kind=sys.argv[1], model=sys.argv[2], block_tokens=16)
 process_bytes(spec)
 require_packages(spec)
@@ -148,3 +148,11 @@ def test_a_rank_process_is_expected_to_hold_its_weights_in_float32(tmp_path: Pat
     expected = process_bytes(RunnerSpec(kind="llama", model=str(tmp_path)))
     assert expected - 2 * weights.stat().st_size == 400 * MIB
     assert process_bytes(RunnerSpec(kind="digest")) < 100 * MIB
+
+
+def test_more_drafts_than_the_model_makes_are_refused() -> None:
+    spec = RunnerSpec(kind="deepseek_v41", model="golden", block_tokens=32)
+    check_drafts(spec, 5)
+    check_drafts(RunnerSpec(kind="digest"), 100)
+    with pytest.raises(ConfigError, match=r"num_draft is 6: this model drafts 5 tokens"):
+        check_drafts(spec, 6)

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 import msgspec
 import pytest
 
-from rackserve.base.errors import ConfigError, ResourceError
+from rackserve.base.errors import ConfigError, FileFormatError, ResourceError
 from rackserve.base.events import RankChanged
 from rackserve.base.ids import Rank
 from rackserve.base.messages import Drain, Drained, Message, RankDown, RankUp, SegmentJoined, SegmentLost
@@ -167,7 +167,7 @@ def test_a_rank_that_does_not_start_shows_its_last_words() -> None:
     async def run() -> None:
         command = (sys.executable, "-S", "-c", "import sys; print('no weights here', file=sys.stderr); sys.exit(3)")
         async with tiny_rack(command=command, start=False) as rack:
-            with pytest.raises(ResourceError, match=r"(?s)rank (prefill|decode)0 ended with exit code 3 .*no weights here"):
+            with pytest.raises(FileFormatError, match=r"(?s)rank (prefill|decode)0 ended with exit code 3 .*no weights here"):
                 await rack.supervisor.start(0)
 
     asyncio.run(run())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,20 @@ FIXED: dict[str, Any] = {
     "norm_topk_prob": True,
 }
 """Fields of which one value alone is supported (and assumed where the field is absent)."""
+
+
+MAX_SIZE = 2**31 - 1
+
+LARGEST = {
+    "num_hidden_layers": 1024,
+    "n_routed_experts": 65_536,
+    "dspark_n_routed_experts": 65_536,
+    "hc_mult": 64,
+    "hc_sinkhorn_iters": 1000,
+    "engram_max_ngram_size": 16,
+    "dspark_block_size": 64,
+}
+"""Beyond these a file is damaged: work or tables would grow without end."""
 
 
 class Yarn(msgspec.Struct, frozen=True):
@@ -140,10 +155,16 @@ def _problem(config: DeepseekV41Config) -> str:
     layers, ratios = config.num_hidden_layers, config.compress_ratios
     sizes = {name: value for name in config.__struct_fields__ if isinstance(value := getattr(config, name), int)}
     small = next((name for name, value in sizes.items() if value < (0 if name.endswith("_id") else 1)), None)
+    large = next((name for name, value in sizes.items() if value > LARGEST.get(name, MAX_SIZE)), None)
+    floats = {name: value for part in (config, config.rope_scaling) for name in part.__struct_fields__
+              if isinstance(value := getattr(part, name), float)}  # fmt: skip
+    odd = next((name for name, value in floats.items() if not 0 < value < math.inf), None)
     sources, indexers = config.kv_source_layer_ids, config.index_source_layer_ids
     chosen = config.candidate_topk_blocks * config.candidate_block_size
     rules = {
         f"{small} must be at least 1": small is None,
+        f"{large} is larger than any model's, at most {LARGEST.get(large or '', MAX_SIZE)}": large is None,
+        f"{odd} must be a finite number above 0": odd is None,
         f"compress_ratios has {len(ratios)} entries for {layers} layers and {config.num_nextn_predict_layers} DSpark stages": (
             len(ratios) == layers + config.num_nextn_predict_layers
         ),

@@ -28,6 +28,11 @@ def window_row_bytes(config: DeepseekV41Config) -> int:
     return config.head_dim + config.head_dim // 32
 
 
+def engram_row_bytes(config: DeepseekV41Config) -> int:
+    """A row of an Engram table: e4m3 channels, then one e8m0 scale per 32."""
+    return config.engram_head_dim + config.engram_head_dim // 32
+
+
 def open_group_bytes(config: DeepseekV41Config) -> int:
     """One pending token of a ratio-2 compressor: its kv and gate, float32."""
     return 2 * 4 * config.head_dim

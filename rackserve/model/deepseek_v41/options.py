@@ -15,6 +15,7 @@ WeightMemory = Literal["widened", "stored"]
 DraftPolicy = Literal["all", "adaptive"]
 
 MAX_STEP_TOKENS = 1024
+MAX_SHARDS = 4096
 
 
 class RunnerOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -43,8 +44,11 @@ class RunnerOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
     def __post_init__(self) -> None:
         require_range("runner", self, ("engram_hot_rows",), 0, MAX_COUNT)
-        if not self.engram_owners:
-            raise ConfigError('runner.engram_owners must name the owner of at least one shard; "" is this process')
+        if not 1 <= len(self.engram_owners) <= MAX_SHARDS:
+            raise ConfigError(
+                f"runner.engram_owners must name the owners of 1 to {MAX_SHARDS} shards, got {len(self.engram_owners)}; "
+                'as name "" stands for this process'
+            )
         require_range("runner", self, ("synthetic_acceptance",), 0, MAX_STEP_TOKENS)
         if 0 < self.synthetic_acceptance < 1:
             raise ConfigError(

@@ -114,7 +114,10 @@ class DeepseekV41Runner:
         if logits is None:
             return ItemResult(item.sequence, ())
         if not bool(logits.isfinite().all()):
-            raise InvariantError(f"sequence {item.sequence}: logits are not finite; a block was read before its KV was written")
+            raise InvariantError(
+                f"sequence {item.sequence}: logits are not finite; the weights hold numbers that are not (fetch them again), "
+                "or a block was read before its KV was written"
+            )
         output = self._speculation.accept(item, logits, drafts)
         shares = zip(logits, output, strict=False) if item.logprobs >= 0 else ()
         return ItemResult(

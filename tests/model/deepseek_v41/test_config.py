@@ -39,6 +39,11 @@ def test_layers_read_the_latest_kv_source() -> None:
         ("dspark_noise_token_id", 512, "vocabulary"),
         ("num_experts_per_tok", 9, "num_experts_per_tok"),
         ("vocab_size", 0, "vocab_size must be at least 1"),
+        ("vocab_size", 10**15, "vocab_size is larger than any model's"),
+        ("dspark_block_size", 1000, "dspark_block_size is larger than any model's, at most 64"),
+        ("rms_norm_eps", -1.0, "rms_norm_eps must be a finite number above 0"),
+        ("rope_theta", 0.0, "rope_theta must be a finite number above 0"),
+        ("rope_scaling", {"factor": 0.0}, "factor must be a finite number above 0"),
     ],
 )
 def test_a_field_that_cannot_be_is_named(tmp_path: Path, field: str, value: Any, message: str) -> None:

@@ -120,7 +120,7 @@ class _TableReader:
     def __init__(self, layer: int, num_rows: int, links: Sequence[RowLink], dim: int, hot_rows: int) -> None:
         self._layer, self._links, self._dim = layer, links, dim
         self._shards = Shards(num_rows, len(links))
-        self._hot = HotRows(hot_rows, row_bytes(dim))
+        self._hot = HotRows(min(hot_rows, num_rows), row_bytes(dim))
         self._thread = ThreadPoolExecutor(1, f"engram {layer}")
         self.uses = self.hits = self.misses = 0
         self.fetched_bytes = [0] * len(links)
