@@ -22,7 +22,7 @@ class Kernels(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     gather_us            one block of selected rows that arrives while nothing else does; `blocks_in_flight` of them overlap
     boundary_us          mixing of residual streams at the end of a layer, at the least
     alltoall_us, allreduce_us, cross_tray_us  one exchange without bytes; what an all-reduce over trays takes more
-    prefill_base_us      a prefill step besides its operators
+    prefill_base_us, decode_base_us  a step with tokens besides its operators
     prefill_floor_us     any prefill step with tokens, at the least
     weight_stages, stage_bytes, memory_latency_us  reads of weights in flight per core, their size, and how long each takes
     far_share            bandwidth of reads from both memory domains, in parts of local ones
@@ -47,6 +47,7 @@ class Kernels(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     cross_tray_us: Value
     prefill_base_us: Value
     prefill_floor_us: Value
+    decode_base_us: Value
     weight_stages: Value
     stage_bytes: Value
     memory_latency_us: Value

@@ -31,13 +31,15 @@ class StepLoad(msgspec.Struct, frozen=True):
 
 def load_of(step: Step) -> StepLoad:
     """The load of a planned step."""
-    tokens = tail = attended = 0
+    each = 1 + step.carried_drafts
+    tokens = tail = step.carried * each
+    attended = step.carried_context * each + step.carried * each * (each + 1) // 2
     for item in step.items:
         count, end = item.num_tokens + item.num_draft, item.start + item.num_tokens + item.num_draft
         tokens += count
         tail += max(0, end - max(item.start, item.full_from))
         attended += count * item.start + count * (count + 1) // 2
-    return StepLoad(len(step.items), tokens, tail, step.context_tokens, attended)
+    return StepLoad(step.num_sequences, tokens, tail, step.context_tokens, attended)
 
 
 def decode_load(num_sequences: float, context_tokens: float, per_sequence: int) -> StepLoad:

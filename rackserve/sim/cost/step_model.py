@@ -7,9 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from rackserve.base.errors import ConfigError
-from rackserve.base.step import GroupStep, Step
-from rackserve.base.units import Time, to_ns
-from rackserve.sim.cost.load import StepLoad, load_of
+from rackserve.sim.cost.load import StepLoad
 from rackserve.sim.cost.setup import Setup
 from rackserve.sim.cost.terms import Share, Term, segment_terms
 from rackserve.sim.fabric import FIELDS
@@ -37,14 +35,6 @@ class StepModel:
             return max(total, self.setup.kernels.number("prefill_floor_us") * 1e-6)
         return total
 
-    def step_ns(self, step: Step) -> Time:
-        """Duration of a rank's step as if the other ranks of its group had the same work."""
-        return max(1, to_ns(self.seconds([load_of(step)])))
-
-    def group_ns(self, step: GroupStep) -> Time:
-        """Duration of a group's step, each rank with its own work. ConfigError if the group has another size."""
-        return max(1, to_ns(self.seconds([load_of(part) for part in step.steps])))
-
     def _ranks(self, loads: Sequence[StepLoad]) -> list[StepLoad]:
         ranks = list(loads) * self.setup.ep if len(loads) == 1 else list(loads)
         if len(ranks) != self.setup.ep:
@@ -67,9 +57,9 @@ class StepModel:
             found.append(self._draft(load, ranks))
         if model.table_row_bytes:
             found.append(self._tables(load))
-        if setup.role == "prefill":
-            base = setup.kernels.number("prefill_base_us") * 1e-6 if busy else 0.0
-            found.append(Term("step base", base, "latency", coefficients=("prefill_base_us",)))
+        name = f"{setup.role}_base_us"
+        base = setup.kernels.number(name) * 1e-6 if busy else 0.0
+        found.append(Term("step base", base, "latency", coefficients=(name,)))
         return merged(found)
 
     def _head(self, load: StepLoad, rows: float) -> Term:

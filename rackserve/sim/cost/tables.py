@@ -22,18 +22,16 @@ _Pair = tuple[float, float]
 class StepTimes:
     """Durations of a model's steps, between entries by straight lines. What a simulated engine asks for.
 
-    per_sequence   decode: positions that each sequence computes, 1 plus the drafts to verify
     Ranks of a group wait for the longest own work; the experts' is as long as their tokens' mean makes it.
     """
 
-    __slots__ = ("_floor", "_main", "_model", "_per_sequence", "_prefill", "_tails")
+    __slots__ = ("_floor", "_main", "_model", "_prefill", "_tails")
 
-    def __init__(self, model: StepModel, per_sequence: int = 1) -> None:
+    def __init__(self, model: StepModel) -> None:
         self._model = model
-        self._per_sequence = per_sequence
         self._prefill = model.setup.role == "prefill"
         self._floor = model.setup.kernels.number("prefill_floor_us") * 1e-6 if self._prefill else 0.0
-        self._main: dict[tuple[float, float], _Pair] = {}
+        self._main: dict[tuple[int, float, float], _Pair] = {}
         self._tails: dict[tuple[int, int], _Pair] = {}
 
     def step_ns(self, step: Step) -> Time:
@@ -45,31 +43,41 @@ class StepTimes:
         return self._duration(step.steps)
 
     def _duration(self, steps: Sequence[Step]) -> Time:
-        if not self._prefill and any(step.num_tokens > len(step.items) for step in steps):
+        if not self._prefill and any(step.num_tokens > step.num_sequences for step in steps):
             # A sequence computes a part of its prompt: too rare for a table.
             return max(1, round(self._model.seconds([load_of(step) for step in steps]) * NS_PER_S))
         own = experts = total = 0.0
         for step in steps:
-            count, context, alone, shared = self._rank(step)
-            pair = self._between(count, context)
-            own, experts, total = max(own, pair[0] + alone), experts + shared, total + count
+            each, count, context, alone, shared = self._rank(step)
+            pair = self._at(each, count, context)
+            own, experts, total = max(own, pair[0] + alone), experts + shared, total + each * count
         mean = total / len(steps)
-        experts = experts / len(steps) + (pair if count == mean else self._between(mean, context))[1]
+        even = total == len(steps) * each * count
+        experts = experts / len(steps) + (pair if even else self._at(1, mean, context))[1]
         seconds = max(own + experts, self._floor) if total else own + experts
         return max(1, round(seconds * NS_PER_S))
 
-    def _rank(self, step: Step) -> tuple[float, float, float, float]:
-        """Entry to look up (how many, of what context), and what the tails of prompts add to it: own work, experts'."""
+    def _rank(self, step: Step) -> tuple[float, float, float, float, float]:
+        """What to look up (positions of each, how many, of what context), and what tails of prompts add: own work, experts'."""
         if not self._prefill:
-            count = len(step.items)
-            return count, step.context_tokens / count if count else 0.0, 0.0, 0.0
+            count = step.num_sequences
+            drafts = sum(item.num_draft for item in step.items) + step.carried * step.carried_drafts
+            return (1 + drafts / count, count, step.context_tokens / count, 0.0, 0.0) if count else (1, 0, 0.0, 0.0, 0.0)
         load = load_of(step)
         if not load.tail_tokens:
-            return load.tokens, load.mean_context, 0.0, 0.0
+            return 1, load.tokens, load.mean_context, 0.0, 0.0
         key = (int(load.num_sequences), int(load.tail_tokens))
         if key not in self._tails:
             self._tails[key] = self._tail(load)
-        return load.tokens, load.mean_context, *self._tails[key]
+        return 1, load.tokens, load.mean_context, *self._tails[key]
+
+    def _at(self, each: float, count: float, context: float) -> _Pair:
+        whole = int(each)
+        pair, more = self._between(whole, count, context), each - whole
+        if not more:
+            return pair
+        above = self._between(whole + 1, count, context)
+        return pair[0] + more * (above[0] - pair[0]), pair[1] + more * (above[1] - pair[1])
 
     def _tail(self, load: StepLoad) -> _Pair:
         """What the positions that pass all layers add to the others."""
@@ -77,24 +85,24 @@ class StepTimes:
         early = self._pair(StepLoad(1, load.tokens, 0, load.mean_context, load.attended))
         return whole[0] - early[0], whole[1] - early[1]
 
-    def _between(self, count: float, context: float) -> _Pair:
+    def _between(self, each: int, count: float, context: float) -> _Pair:
         low, high, part = _around(count, COUNTS_PER_OCTAVE)
         left, right, share = _around(context, CONTEXTS_PER_OCTAVE)
         own = experts = 0.0
         for x, weight in ((low, 1 - part), (high, part)):
             for y, also in ((left, 1 - share), (right, share)):
                 if weight and also:
-                    pair = self._main.get((x, y)) or self._entry(x, y)
+                    pair = self._main.get((each, x, y)) or self._entry(each, x, y)
                     own += weight * also * pair[0]
                     experts += weight * also * pair[1]
         return own, experts
 
-    def _entry(self, count: float, context: float) -> _Pair:
+    def _entry(self, each: int, count: float, context: float) -> _Pair:
         if self._prefill:
             load = StepLoad(1 if count else 0, count, 0, context, count * context)
         else:
-            load = decode_load(count, count * context, self._per_sequence)
-        self._main[count, context] = pair = self._pair(load)
+            load = decode_load(count, count * context, each)
+        self._main[each, count, context] = pair = self._pair(load)
         return pair
 
     def _pair(self, load: StepLoad) -> _Pair:

@@ -40,6 +40,11 @@ def test_a_prefill_load_is_that_of_one_chunk() -> None:
     assert prefill_load(20, 100, 4) == load_of(Step(0, (item(0, 100, 20, full_from=116),)))
 
 
+def test_carried_sequences_count_like_items_that_go_on() -> None:
+    spelled = Step(0, tuple(item(number, start, 1, drafts=5) for number, start in enumerate((100, 40, 7))))
+    assert load_of(Step(0, (item(0, 100, 1, drafts=5),), carried=2, carried_context=47, carried_drafts=5)) == load_of(spelled)
+
+
 def test_a_dummy_step_has_no_load() -> None:
     assert load_of(Step(0, ())) == StepLoad()
     assert StepLoad().mean_context == 0

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,7 +13,7 @@ from tests.sim.cost.models import flash
 
 DECODE = flash("gb300", "decode", ep=2)
 PREFILL = flash("vr", "prefill", ep=2)
-DECODE_TIMES, PREFILL_TIMES = StepTimes(DECODE, per_sequence=6), StepTimes(PREFILL)
+DECODE_TIMES, PREFILL_TIMES = StepTimes(DECODE), StepTimes(PREFILL)
 
 
 def decode_step(rank: int, count: int, context: int) -> Step:
@@ -39,6 +40,15 @@ def test_decode_steps_are_those_of_the_model(count: int, context: int) -> None:
     assert DECODE_TIMES.step_ns(step) == pytest.approx(exact(DECODE, step), rel=0.005)
 
 
+def test_carried_sequences_take_as_long_as_those_with_items() -> None:
+    spelled, carried = decode_step(0, 20, 90_000), Step(0, (), carried=20, carried_context=20 * 90_000, carried_drafts=5)
+    assert DECODE_TIMES.step_ns(carried) == DECODE_TIMES.step_ns(spelled)
+    part = StepItem(0, 1000, 500, b"", (), True)
+    assert DECODE_TIMES.step_ns(Step(0, (part,), carried=20, carried_context=20 * 90_000, carried_drafts=5)) == round(
+        exact(DECODE, Step(0, (part, *decode_step(0, 20, 90_000).items)))
+    )
+
+
 CHUNKS = st.lists(st.tuples(st.integers(2000, 400_000), st.integers(1, 16_000), st.booleans()), min_size=0, max_size=4)
 
 
@@ -56,6 +66,13 @@ def test_a_group_of_uneven_prefill_ranks_takes_what_the_model_says(
 ) -> None:
     steps = prefill_step(0, *one), prefill_step(1, *other)
     assert PREFILL_TIMES.group_ns(GroupStep(1, steps)) == pytest.approx(exact(PREFILL, *steps), rel=0.05)
+
+
+def test_sequences_with_fewer_drafts_take_less_time() -> None:
+    step = decode_step(0, 30, 80_000)
+    fewer = Step(0, (*step.items[:20], *(msgspec.structs.replace(item, num_draft=0) for item in step.items[20:])))
+    assert DECODE_TIMES.step_ns(fewer) == pytest.approx(exact(DECODE, fewer), rel=0.01)
+    assert DECODE_TIMES.step_ns(fewer) < DECODE_TIMES.step_ns(step)
 
 
 def test_a_group_of_uneven_decode_ranks_takes_what_the_model_says() -> None:
