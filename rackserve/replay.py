@@ -53,7 +53,7 @@ class ReplaySpec(msgspec.Struct, frozen=True):
     """What is replayed and how. `label` names the arm; `serial` keeps one request in flight over everything.
 
     `recycle`, `start_window` and `warmup_requests` as in `Replay`: without end, from a drawn point of each first session, and
-    after so many one-token requests of each. `vocabulary`: token ids [low, high) that prompts are drawn from. `open_loop`: every
+    after so many one-token requests of each. `vocabulary`: token ids [low, high) prompts are drawn from. `open_loop`: every
     request at its recorded time, or sessions beginning at `rate` a second (0: as recorded), `arrival` as in `OpenLoop`; then
     concurrency means nothing. `salt` makes the prompts of one run differ from those of the next.
     """

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rackserve import __version__, commands, demo
+from rackserve import __version__, benchmark, commands, demo
 from rackserve.base.errors import ConfigError, FileFormatError, InvariantError, RackserveError, ResourceError
 from rackserve.cli import main, parser
 
@@ -106,6 +106,11 @@ def test_a_server_that_does_not_answer_is_named(capsys: pytest.CaptureFixture[st
         ["serve", "--port", "http"],
         ["bench"],
         ["bench", "--url", "http://x", "--gpus", "0"],
+        ["bench", "--url", "http://x", "--concurrency", "1,0"],
+        ["bench", "--url", "http://x", "--concurrency", "1,2,2"],
+        ["bench", "--url", "http://x", "--concurrency", "1,,2"],
+        ["bench", "--url", "http://x", "--header", "nothing"],
+        ["synthesize", "--sessions", "0"],
         ["simulate", "--concurrency", "0"],
         ["simulate", "--limit", "-1"],
         ["simulate", "--scale", "half"],
@@ -149,8 +154,9 @@ def test_a_bug_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_code_of_the_command_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("serve", "demo", "bench", "simulate", "swarm"):
-        module, function = (demo, "run_demo") if name == "demo" else (commands, name)
+    for name in ("serve", "demo", "bench", "simulate", "synthesize", "swarm"):
+        module = {"demo": demo, "bench": benchmark, "synthesize": benchmark}.get(name, commands)
+        function = "run_demo" if name == "demo" else name
         monkeypatch.setattr(module, function, lambda options, name=name: 11 if options.command == name else 1)
         assert main([name, *(["--url", "x"] if name == "bench" else [])]) == 11
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from math import inf
 
 import msgspec
@@ -11,6 +11,7 @@ from rackserve.base.errors import ConfigError
 from rackserve.base.rng import Stream
 from rackserve.base.units import NS_PER_S, Time
 from rackserve.bench.session import MAX_TIME_S, Session, Subagent, TraceRequest, requests_of
+from rackserve.bench.streams import streams_of
 
 
 class ScaledTrace(msgspec.Struct, frozen=True):
@@ -31,6 +32,15 @@ class ScaledTrace(msgspec.Struct, frozen=True):
             f"{whole}; {self.num_sessions_cut} sessions end early, leaving out {self.num_cut_by_context} requests from where "
             f"the context no longer fits and {self.num_cut_by_turns} beyond the turn limit"
         )
+
+    @property
+    def num_streams(self) -> int:
+        """Conversations of all sessions, subagents' included."""
+        return sum(len(streams_of(session)) for session in self.sessions)
+
+    def changed(self, change: Callable[[Session], Session]) -> ScaledTrace:
+        """The same with every session changed by something that keeps its requests."""
+        return msgspec.structs.replace(self, sessions=tuple(change(session) for session in self.sessions))
 
     def shuffled(self, seed: int) -> ScaledTrace:
         """The sessions in an order that depends on the seed: who meets whom in the caches is what differs between seeds."""

@@ -1,0 +1,54 @@
+"""Reads numbers from the command line and refuses what they may not be."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    """Reads a whole number that is not below `least`."""
+
+    def read(text: str) -> int:
+        number = int(text)
+        if number < least:
+            raise argparse.ArgumentTypeError(f"must be at least {least}, got {number}")
+        return number
+
+    read.__name__ = "whole number"  # argparse's word for it when `text` is none
+    return read
+
+
+def number_within(least: float, most: float) -> Callable[[str], float]:
+    """Reads a number from `least` to `most`, both included."""
+
+    def read(text: str) -> float:
+        number = float(text)
+        if not least <= number <= most:
+            raise argparse.ArgumentTypeError(f"must be from {least:g} to {most:g}, got {text}")
+        return number
+
+    read.__name__ = "number"  # argparse's word for it when `text` is none
+    return read
+
+
+def whole_numbers(least: int) -> Callable[[str], tuple[int, ...]]:
+    """Reads whole numbers with commas between, none below `least` and none twice."""
+    read_one = at_least(least)
+
+    def read(text: str) -> tuple[int, ...]:
+        numbers = tuple(read_one(part) for part in text.split(","))
+        if len(set(numbers)) < len(numbers):
+            raise argparse.ArgumentTypeError(f"must differ from each other, got {text}")
+        return numbers
+
+    read.__name__ = "list of whole numbers"
+    return read
+
+
+def name_and_value(text: str) -> tuple[str, str]:
+    """Reads NAME=VALUE."""
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise argparse.ArgumentTypeError(f"must be NAME=VALUE, got {text!r}")
+    return name, value
