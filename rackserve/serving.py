@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
@@ -25,14 +26,21 @@ from rackserve.config import Settings
 from rackserve.live.rack import LiveRack
 from rackserve.live.recorder import Recorded, Sink
 from rackserve.live.supervisor import RankStatus
-from rackserve.ports import Transport
+from rackserve.ports import Node, Transport
 from rackserve.text.chat import ChatTemplate
 from rackserve.text.dsml import DsmlTemplate
 from rackserve.text.numbers import NumberTokenizer
 from rackserve.text.tokenizer import Tokenizer, Vocabulary
-from rackserve.verify import Transcript
 
 API: NodeId = "api"
+
+
+class Tap(Protocol):
+    """Sees what passes between the HTTP front end and the frontend node: a transcript, or a recording of the traffic."""
+
+    def around_node(self, node: Node) -> Node: ...
+
+    def around_transport(self, transport: Transport) -> Transport: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,13 +105,11 @@ def describe_model(settings: Settings, layout: KvLayout) -> Served:
 
 
 @contextlib.asynccontextmanager
-async def open_server(
-    settings: Settings, sinks: Sequence[Sink] = (), transcript: Transcript | None = None
-) -> AsyncIterator[OpenServer]:
+async def open_server(settings: Settings, sinks: Sequence[Sink] = (), tap: Tap | None = None) -> AsyncIterator[OpenServer]:
     """A rack and its front end, ready to answer; both are gone when the block is left, however it is left.
 
     Left in good order, open answers get `server.grace` seconds to end; left by an exception, they end with an error at once.
-    `sinks` get every recorded event, `transcript` every request and its output tokens.
+    `sinks` get every recorded event, `tap` every request and its output.
     """
     listener = listen(settings.server.host, settings.server.port)
     try:
@@ -121,10 +127,10 @@ async def open_server(
         async with rack:
             served = await asyncio.to_thread(describe_model, settings, rack.layout)
             transport: Transport = rack.transport_for(API)
-            if transcript is not None:
-                transport = transcript.around_transport(transport)
+            if tap is not None:
+                transport = tap.around_transport(transport)
             gateway = Gateway(transport, node=API, wait_s=settings.deadlines.request)
-            rack.add_node(API, gateway if transcript is None else transcript.around_node(gateway))
+            rack.add_node(API, gateway if tap is None else tap.around_node(gateway))
             factory = RequestFactory(
                 served.tokenizer,
                 served.namespace,

@@ -169,7 +169,7 @@ def test_a_server_left_by_an_exception_does_not_wait_for_open_answers(tokenizer:
     async def run() -> tuple[httpx.Response, list[int]]:
         transcript = Transcript()
         with pytest.raises(ZeroDivisionError):
-            async with open_server(settings(tokenizer, grace=600.0), transcript=transcript) as server:
+            async with open_server(settings(tokenizer, grace=600.0), tap=transcript) as server:
                 pids = list(server.rack.pids.values())
                 endless = asyncio.create_task(ask(client_of(server), [1], 700))
                 await until(lambda: transcript.answers)

@@ -1,4 +1,4 @@
-"""One self-contained report page: inline style and SVG, no scripts, nothing loaded from anywhere."""
+"""The report of runs: headline, table, distributions, the curve, ranks, requests, and whether to trust it all."""
 
 from __future__ import annotations
 
@@ -9,22 +9,16 @@ from pathlib import Path
 from rackserve.base.costs import StepCost
 from rackserve.base.events import RequestEnded, RequestPlaced
 from rackserve.base.units import NS_PER_MS, to_seconds
-from rackserve.bench.frontier import OperatingPoint, frontier, operating_point
+from rackserve.bench.frontier import Curve, operating_point
 from rackserve.bench.metrics import DEFINITIONS, tpot_ms
 from rackserve.report.compare import NOT_CALIBRATED, SCATTERED, Arm, Comparison, compare, is_rough, step_error_text, text_of
-from rackserve.report.plots import Bar, Dot, Point, cdf, part_bars, scatter, timeline
+from rackserve.report.curve_sections import curves_section
+from rackserve.report.page import page
+from rackserve.report.pieces import figure, legend, table_frame
+from rackserve.report.plots import Bar, Dot, cdf, part_bars, timeline
+from rackserve.report.rank_sections import balance_section, waterfall_section
 
-STYLE = (Path(__file__).parent / "report.css").read_text()
 PARTS = ("output", "uncached input", "cached input")
-
-
-def _legend(names: Sequence[str], prefix: str) -> str:
-    items = "".join(f'<li><i class="{prefix}{i % 6}"></i>{escape(name)}</li>' for i, name in enumerate(names))
-    return f'<ul class="legend">{items}</ul>'
-
-
-def _figure(title: str, svg: str, note: str = "", legend: str = "") -> str:
-    return f"<figure><figcaption><b>{escape(title)}</b> {escape(note)}</figcaption>{legend}{svg}</figure>"
 
 
 def _verdict(arm: Arm) -> str:
@@ -90,7 +84,7 @@ def _table(table: Comparison) -> str:
         cells += "".join(f'<td class="ratio">{escape(cell)}</td>' for cell in row.ratios)
         body.append(f"<tr><th>{escape(row.name)}</th>{cells}</tr>")
     shape = "scroll" if table.ratio_names else "scroll fit"
-    return f'<div class="{shape}"><table><thead><tr><th></th>{heads}</tr></thead><tbody>{"".join(body)}</tbody></table></div>'
+    return table_frame("figures", f"<thead><tr><th></th>{heads}</tr></thead><tbody>{''.join(body)}</tbody>", shape)
 
 
 def timeline_rows(arm: Arm) -> list[tuple[str, list[Bar]]]:
@@ -116,31 +110,19 @@ def timeline_rows(arm: Arm) -> list[tuple[str, list[Bar]]]:
     return sorted(rows.items(), key=lambda row: (not row[0].startswith("prefill"), row[0]))
 
 
-def _frontier(arms: Sequence[Arm], extra: Sequence[OperatingPoint]) -> str:
-    """Operating points; live and simulated ones have a frontier each."""
-    marks: list[Point] = []
+def curves_of(arms: Sequence[Arm]) -> list[Curve]:
+    """The operating points of the runs: live and simulated ones are curves apart."""
+    curves = []
     for host in dict.fromkeys(arm.summary.run.host for arm in arms):
-        found = [
-            (number, arm.name, point)
-            for number, arm in enumerate(arms)
-            if arm.summary.run.host == host and (point := operating_point(arm.summary)) is not None
-        ]
-        marks += _marks(found, host)
-    marks += _marks([(5, point.label, point) for point in extra], "other runs")
-    return scatter(marks, "frontier", "interactivity: tokens/s/user, 1 / p90(TPOT)", "tokens/s per GPU or rank")
+        found = [operating_point(arm.summary) for arm in arms if arm.summary.run.host == host]
+        points = tuple(point for point in found if point is not None)
+        if points:
+            curves.append(Curve(host, points))
+    return curves
 
 
-def _marks(found: Sequence[tuple[int, str, OperatingPoint]], group: str) -> list[Point]:
-    best = set(frontier(point for _, _, point in found))
-    return [
-        Point(point.interactivity, point.per_gpu, number, f"{name}, c = {point.concurrency}", point in best, group)
-        for number, name, point in found
-    ]
-
-
-def _plots(arms: Sequence[Arm], extra: Sequence[OperatingPoint]) -> str:
-    names = [arm.name for arm in arms]
-    legend = _legend(names, "s")
+def _plots(arms: Sequence[Arm]) -> str:
+    names = legend([arm.name for arm in arms], "s")
     done = {arm.name: [record for record in arm.records if not record.error and not record.warmup] for arm in arms}
     ttft = {name: [(r.first_ns - r.sent_ns) / NS_PER_MS for r in records if r.first_ns >= 0] for name, records in done.items()}
     speed = {name: [1_000 / ms for r in records if (ms := tpot_ms(r))] for name, records in done.items()}
@@ -156,32 +138,29 @@ def _plots(arms: Sequence[Arm], extra: Sequence[OperatingPoint]) -> str:
         part = arm.summary.throughput_per_gpu
         bars.append((arm.name, (part.output, part.uncached_input, part.cached_input)))
     figures = [
-        _figure("Time to first token", cdf(ttft, ttft_dots, "time to first token", "ms (log)"), "dots: p50 and p90", legend),
-        _figure(
+        figure("Time to first token", cdf(ttft, ttft_dots, "time to first token", "ms (log)"), "dots: p50 and p90", names),
+        figure(
             "Tokens/s/user",
             cdf(speed, slow_dots, "tokens/s/user", "tokens/s (log)"),
             "per request, 1 / TPOT; dots: interactivity p50 and, low on the curve, p90 (slow tail)",
-            legend,
+            names,
         ),
-        _figure(
+        figure(
             "Throughput per GPU or rank",
             part_bars(bars, PARTS, "throughput per GPU or rank"),
             "tokens/s; three numbers, because cached input costs almost nothing",
-            _legend(PARTS, "p"),
-        ),
-        _figure(
-            "Operating points", _frontier(arms, extra), "cached input included; the line joins the best trade-offs of each host"
+            legend(PARTS, "p"),
         ),
     ]
     return f'<section class="plots">{"".join(figures)}</section>'
 
 
 def _timelines(arms: Sequence[Arm]) -> str:
-    legend = _legend(("waiting for the first token, on the prefill rank", "decoding, on the decode rank"), "t")
+    names = legend(("waiting for the first token, on the prefill rank", "decoding, on the decode rank"), "t")
     drawn = [(arm.name, rows) for arm in arms if (rows := timeline_rows(arm))]
     until = max((bar.end for _, rows in drawn for _, bars in rows for bar in bars), default=0.0)
-    figures = [_figure(name, timeline(rows, f"timeline of {name}", until), "requests by rank") for name, rows in drawn]
-    return f'<h2>Where requests ran</h2>{legend}<section class="plots">{"".join(figures)}</section>' if figures else ""
+    figures = [figure(name, timeline(rows, f"timeline of {name}", until), "requests by rank") for name, rows in drawn]
+    return f'<h2>Where requests ran</h2>{names}<section class="plots">{"".join(figures)}</section>' if figures else ""
 
 
 def _price(ns: float) -> str:
@@ -206,8 +185,7 @@ def _calibration(costs: Mapping[str, StepCost]) -> str:
     return (
         "<h2>Step-time model</h2><p>Fitted to half of the recorded live steps, which “steps fitted” counts; "
         "the errors are on the other half. A dash: not separable from the other prices.</p>"
-        f'<div class="scroll fit"><table><thead><tr><th>role</th>{heads}</tr></thead>'
-        f"<tbody>{''.join(rows)}</tbody></table></div>"
+        + table_frame("step costs", f"<thead><tr><th>role</th>{heads}</tr></thead><tbody>{''.join(rows)}</tbody>")
     )
 
 
@@ -231,22 +209,18 @@ def render_report(
     title: str = "rackserve report",
     subtitle: str = "",
     costs: Mapping[str, StepCost] | None = None,
-    points: Sequence[OperatingPoint] = (),
+    curves: Sequence[Curve] = (),
 ) -> str:
-    """The page as text. `points` adds operating points of other runs to the frontier; `costs` shows the step-time model."""
-    head = (
-        '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{STYLE}</style>"
-    )
+    """The page as text. `curves` are drawn beside the runs' own points; `costs` shows the step-time model."""
     figures = "Side by side" if len(arms) > 1 else "Figures"
     body = (
-        f"<header><h1>{escape(title)}</h1><p>{escape(subtitle)}</p></header>{_headline(arms)}"
-        f"<h2>{figures}</h2>{_table(compare(arms))}<h2>Distributions and throughput</h2>{_plots(arms, points)}"
-        f"{_timelines(arms)}{_calibration(costs or {})}"
+        f"{_headline(arms)}<h2>{figures}</h2>{_table(compare(arms))}{curves_section([*curves_of(arms), *curves])}"
+        f"<h2>Distributions and throughput</h2>{_plots(arms)}{balance_section(arms)}{_timelines(arms)}{waterfall_section(arms)}"
+        f"{_calibration(costs or {})}"
         f'<h2>Can these runs be trusted?</h2><section class="cards">{"".join(map(_verdict, arms))}</section>'
         f"{_definitions(arms)}"
     )
-    return f'<!doctype html><html lang="en"><head>{head}</head><body><main>{body}</main></body></html>\n'
+    return page(title, subtitle, body)
 
 
 def write_report(
@@ -256,8 +230,7 @@ def write_report(
     title: str = "rackserve report",
     subtitle: str = "",
     costs: Mapping[str, StepCost] | None = None,
-    points: Sequence[OperatingPoint] = (),
+    curves: Sequence[Curve] = (),
 ) -> None:
     """Write the page of `render_report` to `path`."""
-    text = render_report(arms, title=title, subtitle=subtitle, costs=costs, points=points)
-    Path(path).write_text(text, encoding="utf-8")
+    Path(path).write_text(render_report(arms, title=title, subtitle=subtitle, costs=costs, curves=curves), encoding="utf-8")

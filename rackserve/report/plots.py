@@ -31,17 +31,6 @@ class Dot(msgspec.Struct, frozen=True):
     label: str
 
 
-class Point(msgspec.Struct, frozen=True):
-    """One mark of a scatter; points on the frontier of their `group` are joined."""
-
-    x: float
-    y: float
-    series: int
-    label: str
-    on_frontier: bool = True
-    group: str = ""
-
-
 def ticks(low: float, high: float, count: int = 5) -> list[float]:
     """Round numbers from at most `low` to at least `high`, some `count` of them."""
     span = (high - low) or abs(high) or 1.0
@@ -51,7 +40,8 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
     return [index * step for index in range(floor(low / step), ceil(high / step - 1e-9) + 1)]
 
 
-def _number(value: float) -> str:
+def number_text(value: float) -> str:
+    """A tick's number, with a letter for large ones."""
     if value and abs(value) < 0.01:
         return f"{value:.0e}"
     for limit, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
@@ -61,11 +51,13 @@ def _number(value: float) -> str:
     return f"{value:g}"
 
 
-class _Frame:
-    """A plot area with a linear y axis and a linear or logarithmic x axis."""
+class Frame:
+    """A plot area whose axes reach from the first to the last of their ticks, linear or logarithmic."""
 
-    def __init__(self, xs: list[float], ys: list[float], x_label: str, y_label: str, log_x: bool = False) -> None:
-        self.log_x = log_x
+    def __init__(
+        self, xs: list[float], ys: list[float], x_label: str, y_label: str, log_x: bool = False, log_y: bool = False
+    ) -> None:
+        self.log_x, self.log_y = log_x, log_y
         self.x0, self.x1, self.y0, self.y1 = xs[0], xs[-1], ys[0], ys[-1]
         self.parts = [f'<g class="grid">{"".join(map(self._x_tick, xs))}{"".join(map(self._y_tick, ys))}</g>']
         middle = (LEFT + WIDTH - RIGHT) / 2
@@ -76,41 +68,51 @@ class _Frame:
         )
 
     def x(self, value: float) -> float:
-        low, high, at = (self.x0, self.x1, value)
-        if self.log_x:
-            low, high, at = log10(low), log10(high), log10(max(value, self.x0))
-        return round(LEFT + (at - low) / ((high - low) or 1.0) * (WIDTH - LEFT - RIGHT), 1)
+        """Where a value lies, from the left."""
+        return round(LEFT + _share(value, self.x0, self.x1, self.log_x) * (WIDTH - LEFT - RIGHT), 1)
 
     def y(self, value: float) -> float:
-        return round(HEIGHT - BOTTOM - (value - self.y0) / ((self.y1 - self.y0) or 1.0) * (HEIGHT - TOP - BOTTOM), 1)
+        """Where a value lies, from the top."""
+        return round(HEIGHT - BOTTOM - _share(value, self.y0, self.y1, self.log_y) * (HEIGHT - TOP - BOTTOM), 1)
 
     def _x_tick(self, value: float) -> str:
         x = self.x(value)
         return (
             f'<line x1="{x}" x2="{x}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>'
-            f'<text x="{x}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{_number(value)}</text>'
+            f'<text x="{x}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{number_text(value)}</text>'
         )
 
     def _y_tick(self, value: float) -> str:
         y = self.y(value)
         return (
             f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}"/>'
-            f'<text x="{LEFT - 6}" y="{y + 4}" text-anchor="end">{_number(value)}</text>'
+            f'<text x="{LEFT - 6}" y="{y + 4}" text-anchor="end">{number_text(value)}</text>'
         )
 
     def svg(self, title: str, height: int = HEIGHT) -> str:
-        return _svg("".join(self.parts), title, height)
+        """The finished drawing."""
+        return svg_of("".join(self.parts), title, height)
 
 
-def _svg(inside: str, title: str, height: int) -> str:
+def _share(value: float, low: float, high: float, logarithmic: bool) -> float:
+    """Where a value lies between the ends of an axis, 0 to 1."""
+    if logarithmic:
+        low, high, value = log10(low), log10(high), log10(max(value, low))
+    return (value - low) / ((high - low) or 1.0)
+
+
+def svg_of(inside: str, title: str, height: int) -> str:
+    """A drawing of the usual width."""
     return f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(title)}">{inside}</svg>'
 
 
-def _empty(title: str) -> str:
-    return _svg(f'<text x="{WIDTH / 2}" y="40" text-anchor="middle">no data</text>', title, 80)
+def empty(title: str) -> str:
+    """The drawing of nothing."""
+    return svg_of(f'<text x="{WIDTH / 2}" y="40" text-anchor="middle">no data</text>', title, 80)
 
 
-def _log_ticks(low: float, high: float) -> list[float]:
+def log_ticks(low: float, high: float) -> list[float]:
+    """Round numbers for a logarithmic axis, from at most `low` to at least `high`."""
     first, last = floor(log10(low)), ceil(log10(high))
     every = [10.0**power * factor for power in range(first, last + 1) for factor in (1, 2, 5)]
     start = max(index for index, tick in enumerate(every) if tick <= low * 1.0001)
@@ -124,8 +126,8 @@ def cdf(series: Mapping[str, Sequence[float]], dots: Mapping[str, Sequence[Dot]]
     series = {name: sorted(value for value in values if value > 0) for name, values in series.items()}
     every = [value for values in series.values() for value in values]
     if not every:
-        return _empty(title)
-    frame = _Frame(_log_ticks(min(every), max(every)), [0, 25, 50, 75, 100], x_label, "% of requests", log_x=True)
+        return empty(title)
+    frame = Frame(log_ticks(min(every), max(every)), [0, 25, 50, 75, 100], x_label, "% of requests", log_x=True)
     for number, (name, values) in enumerate(series.items()):
         if not values:
             continue
@@ -143,7 +145,7 @@ def cdf(series: Mapping[str, Sequence[float]], dots: Mapping[str, Sequence[Dot]]
 def part_bars(rows: Sequence[tuple[str, Sequence[float]]], part_names: Sequence[str], title: str) -> str:
     """Per row one horizontal bar for each part on a common scale, with its number: parts stay apart, never summed."""
     if not rows:
-        return _empty(title)
+        return empty(title)
     top = max((value for _, values in rows for value in values), default=0.0) or 1.0
     left, bar, gap = 190, 13, 14
     height = len(rows) * (bar * len(part_names) + gap) + gap
@@ -161,14 +163,14 @@ def part_bars(rows: Sequence[tuple[str, Sequence[float]]], part_names: Sequence[
             )
             y += bar
         y += gap
-    return _svg("".join(out), title, height)
+    return svg_of("".join(out), title, height)
 
 
 def timeline(rows: Sequence[tuple[str, Sequence[Bar]]], title: str, until: float = 0.0) -> str:
     """One band per row; bars that overlap in a band are drawn below each other. The axis reaches at least `until` seconds."""
     ends = [bar.end for _, bars in rows for bar in bars]
     if not ends:
-        return _empty(title)
+        return empty(title)
     marks = ticks(0, max(*ends, until), 6)
     left, lane_height, width = 90, 9, WIDTH - 90 - 12
     out: list[str] = []
@@ -192,35 +194,6 @@ def timeline(rows: Sequence[tuple[str, Sequence[Bar]]], title: str, until: float
         out.append(f'<line class="rule" x1="{left}" x2="{left + width}" y1="{y - 3:.1f}" y2="{y - 3:.1f}"/>')
     for mark in marks:
         x = left + mark / marks[-1] * width
-        out.append(f'<text x="{x:.1f}" y="{y + 12:.1f}" text-anchor="middle">{_number(round(mark, 6))}</text>')
+        out.append(f'<text x="{x:.1f}" y="{y + 12:.1f}" text-anchor="middle">{number_text(round(mark, 6))}</text>')
     out.append(f'<text class="axis" x="{left + width / 2}" y="{y + 28:.1f}" text-anchor="middle">seconds</text>')
-    return _svg("".join(out), title, round(y + 36))
-
-
-def scatter(points: Sequence[Point], title: str, x_label: str, y_label: str) -> str:
-    """Marks with labels; those on the frontier of one group are joined by rising x."""
-    if not points:
-        return _empty(title)
-    xs, ys = ticks(0, max(p.x for p in points) * 1.15), ticks(0, max(p.y for p in points) * 1.1)
-    frame = _Frame(xs, ys, x_label, y_label)
-    for group in dict.fromkeys(p.group for p in points):
-        joined = sorted((p for p in points if p.on_frontier and p.group == group), key=lambda p: p.x)
-        if len(joined) > 1:
-            path = "L".join(f"{frame.x(p.x)} {frame.y(p.y)}" for p in joined)
-            frame.parts.append(f'<path class="frontier" d="M{path}"/>')
-    boxes: list[tuple[float, float, float]] = []  # left, right, baseline of the labels so far
-    for point in sorted(points, key=lambda p: -p.y):
-        x, y = frame.x(point.x), frame.y(point.y)
-        size = LETTER * len(point.label)
-        # A frontier falls to the right: above right and below left of a point are free of it.
-        end = x > WIDTH * 0.6
-        left, base = (x - 7 - size, y + 16) if end else (x + 7, y - 7)
-        while any(left < other[1] and other[0] < left + size and abs(base - other[2]) < 13 for other in boxes):
-            base = round(base + 1, 1)
-        boxes.append((left, left + size, base))
-        frame.parts.append(
-            f'<circle class="dot s{point.series % 6}" cx="{x}" cy="{y}" r="5"><title>{escape(point.label)}</title></circle>'
-            f'<text x="{x - 7 if end else x + 7}" y="{base}" text-anchor="{"end" if end else "start"}">'
-            f"{escape(point.label)}</text>"
-        )
-    return frame.svg(title)
+    return svg_of("".join(out), title, round(y + 36))

@@ -52,7 +52,7 @@ async def talk(client: httpx.AsyncClient, session: int) -> list[dict[str, Any]]:
 
 async def serve_talks(settings: Settings, transcript: Transcript) -> list[list[dict[str, Any]]]:
     async with (
-        open_server(settings, transcript=transcript) as server,
+        open_server(settings, tap=transcript) as server,
         httpx.AsyncClient(base_url=server.url, timeout=60, trust_env=False) as client,
     ):
         chat = await client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "hi"}]})

@@ -46,7 +46,7 @@ async def talk(settings: Settings, transcript: Transcript) -> list[dict[str, Any
     """Hold the conversation on a served rack; the usage of each turn."""
     usages, messages = [], []
     async with (
-        open_server(settings, transcript=transcript) as server,
+        open_server(settings, tap=transcript) as server,
         httpx.AsyncClient(base_url=server.url, timeout=60, trust_env=False) as client,
     ):
         for question in QUESTIONS:

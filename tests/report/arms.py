@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rackserve.base.events import Event, PrefillAdmitted, RequestEnded, RequestPlaced
+from rackserve.base.events import Event, PrefillAdmitted, RequestEnded, RequestPlaced, StepDone
 from rackserve.base.ids import Rank
 from rackserve.base.rng import Stream
 from rackserve.base.units import to_ns
@@ -34,6 +34,9 @@ def arm(
         prefill = Rank("prefill0", draws.below(2))
         events.append((sent, "router", RequestPlaced(f"{label}/{number}", 1, prefill, Rank("decode0"), cached, 0, 0)))
         events.append((first, "prefill0", PrefillAdmitted(f"{label}/{number}", 1, prefill, prompt, cached - 40, 40, 0)))
+        step = StepDone(prefill, number, prompt - cached, 0, 0, 1, 1, first - sent)
+        events.append((first, "prefill0", step))
+        events.append((last, "decode0", StepDone(Rank("decode0"), number, 1, 0, 0, 2, 2, last - first)))
         ended = RequestEnded(f"{label}/{number}", "finished", "length", 1, prompt, cached, 16, first - sent, last - sent)
         events.append((last, "frontend", ended))
     run = RunInfo(label, host, 6, 3, step_error=step_error, config={"route.policy": label})

@@ -5,18 +5,18 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 from rackserve.base.costs import StepCost
-from rackserve.bench.frontier import OperatingPoint
+from rackserve.bench.frontier import Curve, OperatingPoint
 from rackserve.bench.metrics import DEFINITIONS, summarize
 from rackserve.bench.records import RunInfo
 from rackserve.report.compare import Arm
-from rackserve.report.html import render_report, timeline_rows, write_report
+from rackserve.report.html import curves_of, render_report, timeline_rows, write_report
 from tests.report.arms import arm
 
 
 class _Balance(HTMLParser):
     """Fails on a tag that is closed out of order."""
 
-    VOID = frozenset({"meta", "line", "rect", "circle", "path"})
+    VOID = frozenset({"meta", "line", "rect", "circle", "path", "input"})
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,7 +40,8 @@ def test_the_page_is_well_formed_and_needs_nothing_from_anywhere(tmp_path: Path)
     parser = _Balance()
     parser.feed(page)
     assert parser.open == []
-    assert not re.search(r"<script|<link|src=|href=|https?:|@import|url\(", page)
+    page = page.replace('const SVG = "http://www.w3.org/2000/svg";', "")  # a name, not an address
+    assert not re.search(r"<link|src=|href=|https?:|@import|url\(|fetch\(|XMLHttpRequest", page)
     assert "a&lt;b&gt;" in page
     assert "<b>a" not in page
     assert "T &amp; t" in page
@@ -63,9 +64,18 @@ def test_a_run_in_which_everything_failed_can_be_reported() -> None:
     assert "no data" in page
 
 
+def test_live_and_simulated_points_are_curves_apart_and_runs_without_rates_are_no_points() -> None:
+    empty = Arm(summarize(RunInfo("c", "live", 1, 1), []))
+    curves = curves_of([arm("a"), arm("a", "simulated"), arm("b"), empty])
+    assert [(curve.name, [point.label for point in curve.points]) for curve in curves] == [
+        ("live", ["a", "b"]),
+        ("simulated", ["a"]),
+    ]
+
+
 def test_other_runs_can_be_drawn_into_the_frontier() -> None:
-    page = render_report([arm("a")], points=[OperatingPoint("earlier", 9, 500.0, 1.0, 1, 1)])
-    assert "earlier, c = 9" in page
+    page = render_report([arm("a")], curves=[Curve("last year", (OperatingPoint("earlier", 9, 500.0, 1.0),))])
+    assert "last year: earlier, c = 9" in page
 
 
 def test_requests_are_drawn_on_the_ranks_they_were_placed_on() -> None:
@@ -97,8 +107,8 @@ def test_the_slow_tail_of_the_table_is_the_low_dot_of_its_curve() -> None:
 
 def test_one_arm_gives_figures_not_a_comparison() -> None:
     alone, both = render_report([arm("a")]), render_report([arm("a"), arm("b")])
-    assert '<h2>Figures</h2><div class="scroll fit">' in alone
-    assert '<h2>Side by side</h2><div class="scroll">' in both
+    assert '<h2>Figures</h2><div class="scroll fit"><table data-name="figures">' in alone
+    assert '<h2>Side by side</h2><div class="scroll"><table data-name="figures">' in both
 
 
 def test_prices_of_a_step_have_readable_units_and_a_dash_for_none() -> None:
@@ -117,7 +127,7 @@ def test_prices_of_a_step_have_readable_units_and_a_dash_for_none() -> None:
 
 
 def test_timelines_of_all_arms_end_at_one_time() -> None:
-    page = render_report([arm("a"), arm("b", slow=3)])
+    page = render_report([arm("a"), arm("b", slow=3)]).split("<h2>Where requests ran</h2>")[1]
     ends = re.findall(r'>([^<]*)</text><text class="axis"[^>]*>seconds', page)
     assert len(ends) == 2
     assert len(set(ends)) == 1

@@ -6,7 +6,7 @@ import xml.etree.ElementTree as ET
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rackserve.report.plots import HEIGHT, LETTER, WIDTH, Bar, Dot, Point, cdf, part_bars, scatter, ticks, timeline
+from rackserve.report.plots import HEIGHT, WIDTH, Bar, Dot, Frame, cdf, log_ticks, part_bars, ticks, timeline
 
 positive = st.floats(1e-6, 1e9)
 
@@ -54,33 +54,19 @@ def test_bars_that_overlap_in_time_do_not_overlap_on_the_page() -> None:
     assert len({y for _, y, _, _ in boxes}) == 4, "three lanes in the first band, one in the second"
 
 
-def test_only_frontier_points_of_one_group_are_joined() -> None:
-    points = [Point(1, 9, 0, "a", True), Point(5, 5, 1, "b", True), Point(2, 3, 2, "c", False), Point(3, 3, 2, "d", group="z")]
-    root = ET.fromstring(scatter(points, "t", "x", "y"))
-    [line] = [path.attrib["d"] for path in root.iter("path")]
-    assert line.count("L") == 1
-    assert len(list(root.iter("circle"))) == 4
+@settings(derandomize=True, max_examples=80, deadline=None)
+@given(positive, positive)
+def test_logarithmic_ticks_cover_the_range(low: float, high: float) -> None:
+    low, high = sorted((low, high))
+    marks = log_ticks(low, high)
+    assert marks[0] <= low * 1.001 and marks[-1] >= high * 0.999 and marks == sorted(set(marks))
 
 
-def test_labels_of_points_overlap_neither_each_other_nor_a_falling_frontier() -> None:
-    names = ("first", "second", "third", "fourth", "fifth")
-    places = ((1, 9), (1.1, 8.9), (4, 6), (4.1, 5.9), (9, 1))
-    root = ET.fromstring(scatter([Point(x, y, 0, name) for (x, y), name in zip(places, names, strict=True)], "t", "x", "y"))
-    boxes: list[tuple[float, float, float]] = []
-    for text in root.iter("text"):
-        if text.text in names:
-            x, size = float(text.attrib["x"]), LETTER * len(text.text)
-            left = x - size if text.attrib["text-anchor"] == "end" else x
-            boxes.append((left, left + size, float(text.attrib["y"])))
-    assert len(boxes) == 5
-    for i, (left, right, y) in enumerate(boxes):
-        assert not any(left < b and a < right and abs(y - z) < 13 for a, b, z in boxes[i + 1 :])
-    dots = [(float(dot.attrib["cx"]), float(dot.attrib["cy"])) for dot in root.iter("circle")]
-    (left, _, y), (_, right, low) = boxes[0], boxes[-1]
-    assert left > dots[0][0]
-    assert y < dots[0][1], "above right of its point"
-    assert right < dots[-1][0]
-    assert low > dots[-1][1], "below left of its point"
+def test_a_logarithmic_axis_gives_equal_factors_equal_room() -> None:
+    frame = Frame([0, 10], [1, 10, 100], "x", "y", log_y=True)
+    assert frame.y(100) == 14 and frame.y(1) == HEIGHT - 44
+    assert abs((frame.y(1) - frame.y(10)) - (frame.y(10) - frame.y(100))) < 0.11
+    assert frame.y(0.001) == frame.y(1), "what lies below the axis is drawn on it"
 
 
 def test_dots_lie_at_their_value_and_at_the_height_of_their_share() -> None:
@@ -100,5 +86,5 @@ def test_timelines_drawn_until_one_time_share_a_scale() -> None:
 
 
 def test_drawings_without_data_say_so() -> None:
-    for svg in (cdf({"a": []}, {}, "t", "ms"), part_bars([], (), "t"), timeline([("r", [])], "t"), scatter([], "t", "x", "y")):
+    for svg in (cdf({"a": []}, {}, "t", "ms"), part_bars([], (), "t"), timeline([("r", [])], "t")):
         assert "no data" in svg
