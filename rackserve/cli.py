@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from rackserve import __version__
+from rackserve.arguments import at_least, number_within
 from rackserve.base.errors import RackserveError
+from rackserve.bench_options import add_bench, add_simulate, add_synthesize
 
 
 def parser() -> argparse.ArgumentParser:
@@ -20,8 +22,9 @@ def parser() -> argparse.ArgumentParser:
     commands = main_parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     _add_serve(commands.add_parser("serve", help="start a rack on this machine with an OpenAI-compatible front end"))
     _add_demo(commands.add_parser("demo", help="replay agent sessions on two set-ups, live and simulated, and compare"))
-    _add_bench(commands.add_parser("bench", help="replay agent sessions against any OpenAI-compatible endpoint"))
+    add_bench(commands.add_parser("bench", help="replay agent sessions against any OpenAI-compatible endpoint"))
     _add_simulate(commands.add_parser("simulate", help="replay agent sessions on a simulated rack"))
+    add_synthesize(commands.add_parser("synthesize", help="draw agent sessions like those of a published corpus, as a trace"))
     _add_swarm(commands.add_parser("swarm", help="run random small racks with faults in simulation and check every law"))
     _add_compare(
         commands.add_parser("compare", help="two result files: multiples along the curve, at peak, and what they mean")
@@ -36,32 +39,6 @@ def parser() -> argparse.ArgumentParser:
     _add_cost_model(commands.add_parser("cost-model", help="what one step takes on hardware you do not own, term by term"))
     _add_calibrate(commands.add_parser("calibrate", help="fit step costs to recorded runs, with the error on unseen steps"))
     return main_parser
-
-
-def _at_least(least: int) -> Callable[[str], int]:
-    """Reads a whole number that is not below `least`."""
-
-    def read(text: str) -> int:
-        number = int(text)
-        if number < least:
-            raise argparse.ArgumentTypeError(f"must be at least {least}, got {number}")
-        return number
-
-    read.__name__ = "whole number"  # argparse's word for it when `text` is none
-    return read
-
-
-def _number(least: float, most: float) -> Callable[[str], float]:
-    """Reads a number from `least` to `most`, both included."""
-
-    def read(text: str) -> float:
-        number = float(text)
-        if not least <= number <= most:
-            raise argparse.ArgumentTypeError(f"must be from {least:g} to {most:g}, got {text}")
-        return number
-
-    read.__name__ = "number"  # argparse's word for it when `text` is none
-    return read
 
 
 def _add_settings(command: argparse.ArgumentParser) -> None:
@@ -108,78 +85,24 @@ def _add_demo(command: argparse.ArgumentParser) -> None:
         "--serial", action="store_true", help="arm b only, one request at a time; live and simulated must agree"
     )
     command.add_argument("--verify", action="store_true", help="compare every answer with a cold run of one rank (minutes)")
-    command.add_argument("--concurrency", type=_at_least(0), default=0, help="live session trees (default 0: the demo's own)")
+    command.add_argument("--concurrency", type=at_least(0), default=0, help="live session trees (default 0: the demo's own)")
     _add_settings(command)
 
 
-def _add_trace(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--trace", metavar="FILE", help="sessions in the Weka format (default: the shipped ones)")
-    command.add_argument("--limit", type=_at_least(0), default=0, help="read only the first N sessions (0: all)")
-    command.add_argument("--scale", type=_at_least(1), default=32, help="divide all token counts by this (default 32)")
-    command.add_argument(
-        "--time-scale", type=_number(0.001, 1e9), default=100.0, help="divide all pauses by this (default 100)"
-    )
-    command.add_argument("--max-turns", type=_at_least(0), default=0, help="turns of a session to replay (0: all)")
-    command.add_argument(
-        "--max-context", type=_at_least(0), default=0, help="end a session before a prompt would exceed this (0: no limit)"
-    )
-    command.add_argument("--concurrency", type=_at_least(1), default=4, help="live session trees (default 4)")
-    command.add_argument("--serial", action="store_true", help="one request in flight over everything, in the trace's order")
-    command.add_argument("--out", metavar="FOLDER", help="write the recording, summary and report there")
-
-
-def _add_bench(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--url", required=True, help="base URL of the server, such as http://127.0.0.1:8000")
-    command.add_argument("--model", default="", help="model name to ask for (default: the server's first)")
-    command.add_argument(
-        "--endpoint",
-        choices=["completions-tokens", "completions", "chat"],
-        default="completions-tokens",
-        help="how prompts are sent; the first sends token ids",
-    )
-    command.add_argument("--api-key", default="", help="bearer token")
-    command.add_argument(
-        "--gpus", type=_at_least(1), default=1, help="GPUs behind the endpoint, for per-GPU figures (default 1)"
-    )
-    command.add_argument(
-        "--deadline", type=_number(0, 1e7), default=0.0, help="end the run after this many seconds (0: when done)"
-    )
-    command.add_argument("--seed", type=int, default=42, help="names the prompts' tokens (default 42)")
-    command.add_argument(
-        "--vocabulary",
-        type=_at_least(0),
-        nargs=2,
-        metavar=("LOW", "HIGH"),
-        help="draw the prompts' token ids from LOW to HIGH - 1 (default 1000 to 39999)",
-    )
-    command.add_argument(
-        "--recycle", action="store_true", help="replay the sessions again and again, each time as new ones, until --deadline"
-    )
-    command.add_argument(
-        "--start-window",
-        type=_number(0, 1),
-        nargs=2,
-        metavar=("LOW", "HIGH"),
-        help="begin the first sessions at a drawn share of their length, caches warmed (AgentX: 0.25 0.75)",
-    )
-    _add_trace(command)
-
-
 def _add_simulate(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--costs", metavar="FILE", help="step costs fitted by an earlier demo (costs.json); else assumed ones")
-    _add_trace(command)
+    add_simulate(command)
     _add_settings(command)
 
 
 def _add_swarm(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--seeds", type=_at_least(1), default=100, help="run seeds 0..N-1 (default 100)")
+    command.add_argument("--seeds", type=at_least(1), default=100, help="run seeds 0..N-1 (default 100)")
     command.add_argument("--seed", type=int, help="run this one alone and describe it")
 
 
 def _add_serve_rows(command: argparse.ArgumentParser) -> None:
     command.add_argument("--model", required=True, help="folder of the model, or golden")
-    command.add_argument("--shard", type=_at_least(0), default=0, metavar="I", help="which shard, from 0 (default 0)")
-    command.add_argument("--of", type=_at_least(1), default=1, metavar="N", help="into how many the tables are cut (default 1)")
+    command.add_argument("--shard", type=at_least(0), default=0, metavar="I", help="which shard, from 0 (default 0)")
+    command.add_argument("--of", type=at_least(1), default=1, metavar="N", help="into how many the tables are cut (default 1)")
     command.add_argument(
         "--listen",
         required=True,
@@ -195,18 +118,18 @@ def _add_compare(command: argparse.ArgumentParser) -> None:
         "--by", choices=["total", "cached", "uncached", "output"], default="total", help="which throughput (default total)"
     )
     command.add_argument(
-        "--at", type=_number(1e-6, 1e9), nargs="+", default=[], metavar="SPEED", help="also compare at these tok/s/user"
+        "--at", type=number_within(1e-6, 1e9), nargs="+", default=[], metavar="SPEED", help="also compare at these tok/s/user"
     )
     command.add_argument(
         "--tolerance",
-        type=_number(0, 0.5),
+        type=number_within(0, 0.5),
         default=0.02,
         metavar="SHARE",
         help="how well either curve's speed is known, for the bounds (default 0.02)",
     )
     command.add_argument(
         "--price",
-        type=_number(0, 1e6),
+        type=number_within(0, 1e6),
         nargs="+",
         default=[],
         metavar="P",
@@ -214,7 +137,7 @@ def _add_compare(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument(
         "--requests-per-session",
-        type=_number(1, 1e9),
+        type=number_within(1, 1e9),
         metavar="N",
         help="for the cost of a session (default: what the files say)",
     )
@@ -246,11 +169,15 @@ def _add_plan_memory(command: argparse.ArgumentParser) -> None:
     device.add_argument("--device-memory", metavar="SIZE", help="refuse what does not fit: 141GB, 80GiB or a number of bytes")
     device.add_argument("--device", metavar="NAME", help="the same by a device's name, such as h200")
     command.add_argument(
-        "--usable", type=_number(0.01, 1), default=1.0, metavar="SHARE", help="share of that memory to plan with (default 1)"
+        "--usable",
+        type=number_within(0.01, 1),
+        default=1.0,
+        metavar="SHARE",
+        help="share of that memory to plan with (default 1)",
     )
     command.add_argument(
         "--engram-shards",
-        type=_at_least(0),
+        type=at_least(0),
         metavar="N",
         help="devices that share the Engram tables (default: those of a group; 0: tables outside the devices)",
     )
@@ -261,18 +188,18 @@ def _add_cost_model(command: argparse.ArgumentParser) -> None:
     command.add_argument("--chip", default="gb300", metavar="NAME", help="default gb300; a wrong name lists all")
     command.add_argument("--kernels", metavar="NAME", help="a set of coefficients (default: the chip's own)")
     command.add_argument("--role", choices=["prefill", "decode"], default="decode", help="default decode")
-    command.add_argument("--tp", type=_at_least(1), default=1, help="chips that compute a rank together (default 1)")
-    command.add_argument("--ep", type=_at_least(1), default=1, help="ranks in lockstep that share the experts (default 1)")
+    command.add_argument("--tp", type=at_least(1), default=1, help="chips that compute a rank together (default 1)")
+    command.add_argument("--ep", type=at_least(1), default=1, help="ranks in lockstep that share the experts (default 1)")
     command.add_argument(
-        "--table-shards", type=_at_least(0), default=0, metavar="N", help="chips that share lookup tables (default 0: the host)"
+        "--table-shards", type=at_least(0), default=0, metavar="N", help="chips that share lookup tables (default 0: the host)"
     )
-    command.add_argument("--sequences", type=_at_least(1), default=16, help="decode: sequences of each rank (default 16)")
-    command.add_argument("--drafts", type=_at_least(0), default=5, help="decode: drafts to verify per sequence (default 5)")
+    command.add_argument("--sequences", type=at_least(1), default=16, help="decode: sequences of each rank (default 16)")
+    command.add_argument("--drafts", type=at_least(0), default=5, help="decode: drafts to verify per sequence (default 5)")
     command.add_argument(
-        "--tokens", type=_at_least(1), default=8192, help="prefill: positions of each rank's chunk (default 8192)"
+        "--tokens", type=at_least(1), default=8192, help="prefill: positions of each rank's chunk (default 8192)"
     )
-    command.add_argument("--tail", type=_at_least(0), help="prefill: of those, how many pass every layer (default: all)")
-    command.add_argument("--context", type=_at_least(0), default=142_000, help="positions before those (default 142000)")
+    command.add_argument("--tail", type=at_least(0), help="prefill: of those, how many pass every layer (default: all)")
+    command.add_argument("--context", type=at_least(0), default=142_000, help="positions before those (default 142000)")
 
 
 def _add_calibrate(command: argparse.ArgumentParser) -> None:
@@ -323,12 +250,13 @@ def _run(options: argparse.Namespace) -> int:
 
         return record(options)
 
-    from rackserve import commands, demo
+    from rackserve import benchmark, commands, demo
 
     run = {
         "serve": commands.serve,
         "demo": demo.run_demo,
-        "bench": commands.bench,
+        "bench": benchmark.bench,
+        "synthesize": benchmark.synthesize,
         "simulate": commands.simulate,
         "swarm": commands.swarm,
     }[options.command]

@@ -11,12 +11,10 @@ import tempfile
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-import httpx
 import msgspec
 
 from rackserve.base.costs import StepCost
-from rackserve.base.errors import ConfigError, FileFormatError, InvariantError
-from rackserve.base.keys import CacheNamespace
+from rackserve.base.errors import FileFormatError, InvariantError
 from rackserve.bench.demo import demo_sessions
 from rackserve.bench.metrics import result_json
 from rackserve.bench.records import Recording, write_recording
@@ -26,7 +24,7 @@ from rackserve.config import Settings, load_settings
 from rackserve.live.recorder import JsonlFile
 from rackserve.live.runner import layout_of
 from rackserve.model.files import kind_of
-from rackserve.replay import ASSUMED_COSTS, VOCABULARY, ReplaySpec, arm_of, replay_live, replay_simulated, show_progress
+from rackserve.replay import ASSUMED_COSTS, ReplaySpec, arm_of, replay_simulated
 from rackserve.report.compare import Arm, print_comparison
 from rackserve.report.html import write_report
 from rackserve.sim.store import LinkCost
@@ -116,7 +114,7 @@ def _events_file(path: str) -> JsonlFile:
         raise FileFormatError(f"{path}: cannot be written ({error.strerror}); choose another file or folder") from error
 
 
-# ---------------------------------------------------------------- bench and simulate
+# ---------------------------------------------------------------- traces and simulate
 
 
 def read_trace(options: argparse.Namespace) -> ScaledTrace:
@@ -134,73 +132,16 @@ def read_trace(options: argparse.Namespace) -> ScaledTrace:
     return trace
 
 
-def _spec(options: argparse.Namespace, label: str, seed: int) -> ReplaySpec:
+def _spec(options: argparse.Namespace, seed: int) -> ReplaySpec:
     trace = read_trace(options)
-    recycle = getattr(options, "recycle", False)
-    window = getattr(options, "start_window", None)
-    concurrency = options.concurrency if recycle else min(options.concurrency, len(trace.sessions))
+    concurrency = min(options.concurrency, len(trace.sessions))
     if concurrency < options.concurrency and not options.serial:
         print(f"--concurrency {options.concurrency}: the trace has {concurrency} sessions, so no more can be live at once")
     flow = "one request at a time" if options.serial else f"{concurrency} session trees at a time"
     print(
         f"trace: {trace.describe()}; {flow}, tokens / {options.scale}, pauses / {options.time_scale:g}; seed {seed}", flush=True
     )
-    start = (window[0], window[1]) if window else None
-    low, high = getattr(options, "vocabulary", None) or VOCABULARY
-    return ReplaySpec(label, trace, concurrency, options.time_scale, seed, options.serial, recycle, start, (low, high))
-
-
-def bench(options: argparse.Namespace) -> int:
-    if options.recycle and not options.deadline:
-        raise ConfigError("--recycle never ends by itself: set --deadline SECONDS")
-    if options.serial and (options.recycle or options.start_window):
-        raise ConfigError("--serial replays each session once from its start: leave out --recycle and --start-window")
-    if options.out:
-        prepare_folder(options.out)
-    spec = _spec(options, "bench", options.seed)
-    return asyncio.run(_bench(options, spec))
-
-
-async def _bench(options: argparse.Namespace, spec: ReplaySpec) -> int:
-    model = options.model or await _first_model(options.url, options.api_key)
-    count = 0
-
-    def progressed(sent: int) -> None:
-        nonlocal count
-        count = sent
-
-    total = sum(session.num_requests for session in spec.trace.sessions)
-    bar = asyncio.create_task(show_progress(total, "requests sent", lambda: count))
-    try:
-        recording = await replay_live(
-            spec,
-            options.url,
-            model,
-            CacheNamespace(model, "", 16, ""),
-            options.gpus,
-            endpoint=options.endpoint,
-            api_key=options.api_key,
-            run_deadline_s=options.deadline,
-            on_progress=progressed,
-        )
-    finally:
-        bar.cancel()
-        await asyncio.gather(bar, return_exceptions=True)
-    return _conclude(options, recording, {})
-
-
-async def _first_model(url: str, api_key: str) -> str:
-    root = url.rstrip("/").removesuffix("/v1")
-    headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
-    try:
-        async with httpx.AsyncClient(trust_env=False, timeout=10.0) as client:
-            answer = await client.get(f"{root}/v1/models", headers=headers)
-            answer.raise_for_status()
-            return str(answer.json()["data"][0]["id"])
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise ConfigError(f"--url {url}: {error or type(error).__name__}; is the server running?") from error
-    except (ValueError, LookupError, TypeError) as error:
-        raise ConfigError(f"--url {url}: /v1/models does not answer like an OpenAI server; name one with --model") from error
+    return ReplaySpec("rack", trace, concurrency, options.time_scale, seed, options.serial)
 
 
 def simulate(options: argparse.Namespace) -> int:
@@ -211,7 +152,7 @@ def simulate(options: argparse.Namespace) -> int:
     costs = read_costs(options.costs) if options.costs else ASSUMED_COSTS
     if not options.costs:
         print("step costs: assumed round numbers of a small CPU engine, not calibrated (see --costs)")
-    spec = _spec(options, "rack", settings.seed)
+    spec = _spec(options, settings.seed)
     recording = replay_simulated(spec, settings.rack, layout_of(settings.runner), costs, link_of(settings))
     return _conclude(options, recording, costs)
 

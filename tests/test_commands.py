@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import signal
 from pathlib import Path
 
@@ -9,13 +8,13 @@ import msgspec
 import pytest
 
 from rackserve.base.costs import StepCost
-from rackserve.base.errors import ConfigError, FileFormatError, InvariantError, ResourceError
+from rackserve.base.errors import FileFormatError, InvariantError, ResourceError
 from rackserve.bench.demo import demo_sessions
 from rackserve.bench.records import read_recording
 from rackserve.cli import main, parser
-from rackserve.commands import _spec, link_of, read_costs, read_trace, write_costs, write_run
+from rackserve.commands import link_of, read_costs, read_trace, write_costs, write_run
 from rackserve.config import Settings, load_settings
-from rackserve.replay import ASSUMED_COSTS, VOCABULARY
+from rackserve.replay import ASSUMED_COSTS
 from rackserve.report.compare import Arm
 
 DIGEST = ["--set", "runner.kind=digest"]
@@ -46,12 +45,6 @@ def test_the_model_named_says_of_which_kind_it_is_and_what_slots_it_needs(
 
 
 # ---------------------------------------------------------------- traces
-
-
-def test_prompts_are_drawn_from_the_vocabulary_of_the_model_behind_the_endpoint() -> None:
-    asked = parser().parse_args(["bench", "--url", "x", "--vocabulary", "3", "500", *SMALL])
-    assert _spec(asked, "bench", 1).vocabulary == (3, 500)
-    assert _spec(parser().parse_args(["bench", "--url", "x", *SMALL]), "bench", 1).vocabulary == VOCABULARY
 
 
 def test_without_a_trace_the_shipped_sessions_are_read() -> None:
@@ -156,30 +149,6 @@ def test_signal_handlers_are_given_back_after_a_failed_start(monkeypatch: pytest
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
 
-# ---------------------------------------------------------------- bench
-
-
-def test_a_model_list_that_is_none_is_told_apart_from_a_server_that_is_down() -> None:
-    from rackserve.commands import _first_model
-
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\n{}")
-        await writer.drain()
-        writer.close()
-
-    async def run() -> None:
-        server = await asyncio.start_server(answer, "127.0.0.1", 0)
-        port = server.sockets[0].getsockname()[1]
-        async with server:
-            with pytest.raises(ConfigError, match=r"/v1/models does not answer like an OpenAI server; name one with --model"):
-                await _first_model(f"http://127.0.0.1:{port}/v1/", "key")
-        with pytest.raises(ConfigError, match=r"is the server running\?"):
-            await _first_model(f"http://127.0.0.1:{port}", "")
-
-    asyncio.run(asyncio.wait_for(run(), 10))
-
-
 # ---------------------------------------------------------------- swarm
 
 
@@ -224,10 +193,3 @@ def test_a_results_folder_is_tried_before_the_run(capsys: pytest.CaptureFixture[
 def test_more_trees_than_sessions_are_said_not_to_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", *DIGEST, *SMALL, "--concurrency", "50"]) == 0
     assert "--concurrency 50: the trace has 1 sessions, so no more can be live at once" in capsys.readouterr().out
-
-
-def test_a_replay_without_end_needs_a_deadline(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "--url", "http://127.0.0.1:1", "--recycle"]) == 2
-    assert "--recycle never ends by itself: set --deadline" in capsys.readouterr().err
-    assert main(["bench", "--url", "http://127.0.0.1:1", "--serial", "--start-window", "0.25", "0.75"]) == 2
-    assert "--serial replays each session once" in capsys.readouterr().err
