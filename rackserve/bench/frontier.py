@@ -30,7 +30,7 @@ MEASURES: dict[Measure, str] = {
 class OperatingPoint(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """What a rack gave at one concurrency. Absent figures are None, or 0 for the two counts.
 
-    label           the configuration
+    label           the configuration; empty: the curve has only one
     concurrency     live session trees
     interactivity   tokens/s/user as 1 / p90(time per output token), the slow tail
     per_gpu         tokens/s per GPU, cached input included; `parts` are its three parts, None where only the sum is known
@@ -102,7 +102,7 @@ def operating_point(summary: Summary, requests_per_session: float | None = None)
     run, ttft, part = summary.run, summary.ttft_ms, summary.throughput_per_gpu
     error = "not calibrated" if run.step_error is None else f"step-time error {run.step_error:.1%}"
     return OperatingPoint(
-        run.label,
+        "" if run.label == f"c{run.concurrency}" else run.label,  # a sweep names its runs by concurrency alone
         run.concurrency,
         summary.interactivity_p90,
         part.total_with_cached_input,

@@ -134,13 +134,12 @@ class HeatRow(msgspec.Struct, frozen=True):
     values: tuple[float, ...]
 
 
-def heat_map(rows: Sequence[HeatRow], title: str, unit: str, until_s: float) -> str:
-    """Ranks below each other, time from 0 to `until_s` to the right; the shade is the value's share of the largest one.
+def heat_map(rows: Sequence[HeatRow], title: str, unit: str, until_s: float, top: float) -> str:
+    """Ranks below each other, time from 0 to `until_s` to the right; the shade is the value's share of `top`.
 
     Neighbours of one shade are one rectangle, whose tip gives their mean.
     """
-    top = max((value for row in rows for value in row.values), default=0.0)
-    if top <= 0:
+    if not rows or top <= 0:
         return empty(title)
     left, width = 90, WIDTH - 90 - 12
     height = min(20.0, max(7.0, 260 / len(rows)))

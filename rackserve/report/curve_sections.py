@@ -20,11 +20,16 @@ STEPS = 12
 """Pieces in which a stretch of a curve is drawn: the rule of interpolation makes it bend."""
 
 
+def name_of(curve: Curve, label: str) -> str:
+    """A configuration among several curves."""
+    return f"{curve.name}: {label}" if label else curve.name
+
+
 def tip_of(curve: Curve, point: OperatingPoint) -> str:
     """All that is known of a point, a line each."""
     parts = point.parts
     lines = [
-        f"{curve.name}: {point.label}" + (f", c = {point.concurrency}" if point.concurrency else ""),
+        name_of(curve, point.label) + (f", c = {point.concurrency}" if point.concurrency else ""),
         f"{text_of(point.interactivity, 'number')} tokens/s/user (p90)",
         f"{text_of(point.per_gpu, 'number')} tokens/s per GPU in all",
     ]
@@ -51,7 +56,7 @@ def _configurations(curves: Sequence[Curve]) -> list[tuple[Curve, str]]:
 def _names(curves: Sequence[Curve]) -> list[str]:
     """Names of the configurations, with their curve's where there are several curves."""
     many = len(curves) > 1
-    return [f"{curve.name}: {label}" if many else label for curve, label in _configurations(curves)]
+    return [name_of(curve, label) if many else label or curve.name for curve, label in _configurations(curves)]
 
 
 def _marks(curves: Sequence[Curve], get: Callable[[OperatingPoint], float | None], hollow: bool = False) -> list[Series]:

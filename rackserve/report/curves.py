@@ -196,8 +196,9 @@ def explain(above: Line, below: Line, match: Match, tolerance: float = TOLERANCE
     elif grown < -0.01:
         parts.append(f"{above.name} gives up more of its peak than {below.name}, so its lead shrinks with speed")
     parts.append(_steepness(above, below, match, tolerance))
-    where = above.label_at(match.interactivity), below.label_at(match.interactivity)
-    parts.append(f"The points there are of {where[0]} ({above.name}) and {where[1]} ({below.name})")
+    where = [f"{label} ({line.name})" for line in (above, below) if (label := line.label_at(match.interactivity))]
+    if where:
+        parts.append(f"The configuration there is {' and '.join(where)}")
     return ". ".join(parts) + "."
 
 

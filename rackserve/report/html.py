@@ -16,9 +16,11 @@ from rackserve.report.curve_sections import curves_section
 from rackserve.report.page import page
 from rackserve.report.pieces import figure, legend, table_frame
 from rackserve.report.plots import Bar, Dot, cdf, part_bars, timeline
-from rackserve.report.rank_sections import balance_section, waterfall_section
+from rackserve.report.rank_sections import balance_section, rank_order, waterfall_section
 
 PARTS = ("output", "uncached input", "cached input")
+MAX_BARS = 2_000
+"""Of a run with more requests no timeline is drawn: nobody could read it."""
 
 
 def _verdict(arm: Arm) -> str:
@@ -107,7 +109,7 @@ def timeline_rows(arm: Arm) -> list[tuple[str, list[Bar]]]:
         rows.setdefault(str(place.prefill), []).append(waiting)
         if at > first:
             rows.setdefault(str(place.decode), []).append(Bar(to_seconds(first - zero), to_seconds(at - zero), 1, title))
-    return sorted(rows.items(), key=lambda row: (not row[0].startswith("prefill"), row[0]))
+    return sorted(rows.items(), key=lambda row: rank_order(row[0]))
 
 
 def curves_of(arms: Sequence[Arm]) -> list[Curve]:
@@ -157,7 +159,7 @@ def _plots(arms: Sequence[Arm]) -> str:
 
 def _timelines(arms: Sequence[Arm]) -> str:
     names = legend(("waiting for the first token, on the prefill rank", "decoding, on the decode rank"), "t")
-    drawn = [(arm.name, rows) for arm in arms if (rows := timeline_rows(arm))]
+    drawn = [(arm.name, rows) for arm in arms if len(arm.records) <= MAX_BARS and (rows := timeline_rows(arm))]
     until = max((bar.end for _, rows in drawn for _, bars in rows for bar in bars), default=0.0)
     figures = [figure(name, timeline(rows, f"timeline of {name}", until), "requests by rank") for name, rows in drawn]
     return f'<h2>Where requests ran</h2>{names}<section class="plots">{"".join(figures)}</section>' if figures else ""

@@ -10,6 +10,8 @@ import msgspec
 
 WIDTH, HEIGHT = 560, 300
 LEFT, RIGHT, TOP, BOTTOM = 62, 16, 14, 44
+MAX_STEPS = 1_000
+"""Steps of a distribution that are drawn; of more values, every n-th."""
 LETTER = 7
 """Width of a letter of a label, rather too wide than too narrow."""
 
@@ -132,7 +134,9 @@ def cdf(series: Mapping[str, Sequence[float]], dots: Mapping[str, Sequence[Dot]]
         if not values:
             continue
         path = [f"M{frame.x(values[0])} {frame.y(0)}"]
-        path += [f"H{frame.x(value)}V{frame.y(100 * (i + 1) / len(values))}" for i, value in enumerate(values)]
+        count = min(len(values), MAX_STEPS)
+        places = (len(values) * (step + 1) // count - 1 for step in range(count))
+        path += [f"H{frame.x(values[place])}V{frame.y(100 * (place + 1) / len(values))}" for place in places]
         frame.parts.append(f'<path class="line s{number % 6}" d="{"".join(path)}"><title>{escape(name)}</title></path>')
         for dot in dots.get(name, ()):
             frame.parts.append(

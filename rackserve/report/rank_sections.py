@@ -7,7 +7,8 @@ from html import escape
 
 import msgspec
 
-from rackserve.base.events import StepDone
+from rackserve.base.events import RequestPlaced, StepDone
+from rackserve.base.ids import Rank
 from rackserve.base.units import NS_PER_S, to_seconds
 from rackserve.bench.rack import role_of
 from rackserve.bench.records import RecordedEvent, RequestRecord
@@ -35,7 +36,8 @@ def heat_rows(events: Sequence[RecordedEvent], role: str) -> tuple[list[HeatRow]
         return [], 0.0
     zero, end = min(start for start, _, _ in steps), max(end for _, end, _ in steps)
     width = max(1, (end - zero + BINS - 1) // BINS)
-    work = {rank: [0.0] * BINS for rank in sorted({event.rank for _, _, event in steps})}
+    ranks = {event.rank for _, _, event in steps} | _candidates(events, role)
+    work = {rank: [0.0] * BINS for rank in sorted(ranks, key=lambda rank: rank_order(str(rank)))}
     for start, stop, event in steps:
         if event.dummy:
             continue
@@ -48,29 +50,47 @@ def heat_rows(events: Sequence[RecordedEvent], role: str) -> tuple[list[HeatRow]
     return rows, to_seconds(width * BINS)
 
 
+def _candidates(events: Sequence[RecordedEvent], role: str) -> set[Rank]:
+    """Ranks of a role that requests might have been placed on: an idle rank is a row too."""
+    placed = [event for item in events if isinstance(event := item.event, RequestPlaced)]
+    if role == "decode":
+        return {event.decode for event in placed}
+    return {rank for event in placed for rank in (event.prefill, *(rank for rank, _ in event.costs))}
+
+
+def rank_order(name: str) -> tuple[bool, list[int], str]:
+    """Sorts names of ranks as people count: prefill before decode, prefill2.0 before prefill10.0."""
+    role = name.rstrip("0123456789.")
+    return role != "prefill", [int(part) for part in name.removeprefix(role).split(".") if part], role
+
+
+def _maps(arms: Sequence[Arm], role: str, unit: str, note: str) -> str:
+    """A heat map per run, all to one scale."""
+    drawn = [(arm.name, *heat_rows(arm.events, role)) for arm in arms]
+    top = max((value for _, rows, _ in drawn for row in rows for value in row.values), default=0.0)
+    if not top:
+        return ""
+    figures = [
+        figure(f"{name}: {role}", heat_map(rows, f"{role} ranks of {name} over time", unit, until_s, top), note)
+        for name, rows, until_s in drawn
+        if rows
+    ]
+    return f'{shades(top, unit)}<section class="plots">{"".join(figures)}</section>'
+
+
 def balance_section(arms: Sequence[Arm]) -> str:
     """A heat map per run and role, and the ranks' figures as a table; empty if no run recorded steps."""
-    figures, table = [], []
+    maps = _maps(arms, "prefill", "positions/s", "positions computed") + _maps(arms, "decode", "sequences", "mean batch")
+    if not maps:
+        return ""
+    table = []
     for arm in arms:
-        for role, unit in (("prefill", "positions/s"), ("decode", "sequences")):
-            rows, until_s = heat_rows(arm.events, role)
-            top = max((value for row in rows for value in row.values), default=0.0)
-            if top:
-                drawing = heat_map(rows, f"{role} ranks of {arm.name} over time", unit, until_s) + shades(top, unit)
-                figures.append(
-                    figure(f"{arm.name}: {role}", drawing, "positions computed" if role == "prefill" else "mean batch")
-                )
-        for rank in arm.rack.ranks if arm.rack else ():
+        for rank in sorted(arm.rack.ranks, key=lambda rank: rank_order(rank.rank)) if arm.rack else ():
             counts = (rank.num_requests, rank.prompt_tokens, rank.uncached_tokens, rank.local_tokens, rank.fetched_tokens)
             busy = f"{to_seconds(rank.busy_ns):,.2f}"
             table.append((arm.name, rank.rank, *(f"{number:,}" for number in counts), f"{rank.num_steps:,}", busy))
-    if not figures:
-        return ""
     heads = ("run", "rank", "requests", "prompt tokens", "computed", "from its own cache", "from the pool", "steps", "busy s")
-    return (
-        f'<h2>How even the ranks are</h2><section class="plots">{"".join(figures)}</section>'
-        f"<h3>Ranks</h3>{data_table('ranks', heads, table, texts=2)}"
-    )
+    return f"<h2>How even the ranks are</h2>{maps}<h3>Ranks</h3>{data_table('ranks', heads, table, texts=2)}"
 
 
 def _request(record: RequestRecord, zero: int) -> list[object]:
@@ -89,7 +109,7 @@ def waterfall_data(arms: Sequence[Arm]) -> list[dict[str, object]]:
         for record in arm.records:
             if not record.warmup:
                 sessions.setdefault(record.session, []).append(record)
-        largest = sorted(sessions, key=lambda name: -len(sessions[name]))[:MAX_SESSIONS]
+        largest = sorted(sessions, key=lambda name: (-len(sessions[name]), name))[:MAX_SESSIONS]
         zero = min((record.due_ns for record in arm.records), default=0)
         listed = []
         for name in sorted(largest):

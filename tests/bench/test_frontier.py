@@ -61,6 +61,11 @@ def test_a_run_becomes_a_point_by_its_slow_tail() -> None:
     assert operating_point(summarize(RunInfo("a", "live", 3, 2), [])) is None
 
 
+def test_a_run_of_a_sweep_is_named_by_its_concurrency_which_is_no_configuration() -> None:
+    labels = [point.label for name in ("c3", "c4") if (point := operating_point(run(name)))]
+    assert labels == ["", "c4"], "the runs have concurrency 3"
+
+
 def test_a_simulated_point_says_how_far_to_trust_it() -> None:
     trusts = [operating_point(run("a", "simulated", step_error=error)) for error in (None, 0.042)]
     assert [point.trust if point else "" for point in trusts] == ["not calibrated", "step-time error 4.2%"]

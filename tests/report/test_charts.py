@@ -76,12 +76,12 @@ def test_with_many_marks_only_series_have_labels() -> None:
 def test_nothing_to_draw_says_so() -> None:
     assert "no data" in curve_chart([Series("s", 0)], "t", "x", "y")
     assert "no data" in curve_chart([Series("s", 0, (Mark(1, 0, "t"),))], "t", "x", "y", log_y=True)
-    assert "no data" in heat_map([HeatRow("r", (0, 0))], "t", "u", 1)
+    assert "no data" in heat_map([HeatRow("r", (0, 0))], "t", "u", 1, 0)
 
 
-def test_a_heat_map_shades_by_share_of_the_largest_and_joins_neighbours() -> None:
+def test_a_heat_map_shades_by_share_of_the_top_and_joins_neighbours() -> None:
     rows = [HeatRow("prefill0.0", (0, 0, 80, 80)), HeatRow("prefill<1>", (1, 40, 40, 0))]
-    root = ET.fromstring(heat_map(rows, "t", "positions/s", 8.0))
+    root = ET.fromstring(heat_map(rows, "t", "positions/s", 8.0, 80))
     cells = [(cell.attrib["class"], float(cell.attrib["width"]), cell[0].text) for cell in root.iter("rect")]
     quarter = (WIDTH - 102) / 4
     assert [look for look, _, _ in cells] == ["h0", f"h{LEVELS}", "h1", f"h{LEVELS // 2}", "h0"]
@@ -94,7 +94,7 @@ def test_a_heat_map_shades_by_share_of_the_largest_and_joins_neighbours() -> Non
 @given(st.lists(st.lists(st.floats(0, 1e6), min_size=5, max_size=5), min_size=1, max_size=40))
 def test_the_cells_of_a_heat_map_fill_each_row_once(values: list[list[float]]) -> None:
     rows = [HeatRow(f"r{n}", tuple(row)) for n, row in enumerate(values)]
-    root = ET.fromstring(heat_map(rows, "t", "u", 10.0))
+    root = ET.fromstring(heat_map(rows, "t", "u", 10.0, max(max(row) for row in values)))
     widths: dict[str, float] = {}
     for cell in root.iter("rect"):
         widths[cell.attrib["y"]] = widths.get(cell.attrib["y"], 0) + float(cell.attrib["width"])

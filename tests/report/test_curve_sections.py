@@ -99,3 +99,11 @@ def test_costs_say_that_they_do_not_add_up() -> None:
     page = multiples_section(msgspec.structs.replace(compare_curves(NEW, OLD)), {"new": [cost], "old": []})
     assert "they do not add up" in page
     assert '<td class="words">new</td><td>387</td><td>0.5</td><td>10</td><td>–</td><td>0.01</td><td>0.4</td>' in page
+
+
+def test_a_curve_of_one_unnamed_configuration_has_one_colour_and_its_own_name() -> None:
+    sweep = Curve("sweep", tuple(OperatingPoint("", c, 100 / c, 10.0 * c) for c in (1, 2, 4, 8)))
+    page = frontier_figure([sweep])
+    assert page.count(">sweep</text>") == 1, "in the one panel that has figures"
+    assert not re.search(r'class="dot s[1-9]', page) and ">c 8</text>" in page
+    assert tip_of(sweep, sweep.points[0]).startswith("sweep, c = 1\n")

@@ -72,7 +72,7 @@ def test_the_paragraph_explains_the_multiple_that_was_asked_for_from_the_data() 
         "67.5% against 3.1%: 2.71 x 67.5% / 3.1% = 58.6",
         "old has given up a factor of 32.1 there and new one of 1.48; their quotient, 21.6",
         "means nothing as one number",
-        "The points there are of wide (new) and narrow (old)",
+        "The configuration there is wide (new) and narrow (old)",
     ):
         assert part in text, text
     plain = compare_curves(NEW, OLD, at=[150]).text

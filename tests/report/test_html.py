@@ -9,7 +9,7 @@ from rackserve.bench.frontier import Curve, OperatingPoint
 from rackserve.bench.metrics import DEFINITIONS, summarize
 from rackserve.bench.records import RunInfo
 from rackserve.report.compare import Arm
-from rackserve.report.html import curves_of, render_report, timeline_rows, write_report
+from rackserve.report.html import MAX_BARS, curves_of, render_report, timeline_rows, write_report
 from tests.report.arms import arm
 
 
@@ -124,6 +124,12 @@ def test_prices_of_a_step_have_readable_units_and_a_dash_for_none() -> None:
         "10.0%",
         "not calibrated",
     ]
+
+
+def test_a_run_of_very_many_requests_has_no_timeline() -> None:
+    one, many = arm("a"), arm("b", num=MAX_BARS + 1)
+    page = render_report([one, many]).split("<h2>Where requests ran</h2>")[1].split("<h2>")[0]
+    assert "timeline of live a" in page and "timeline of live b" not in page
 
 
 def test_timelines_of_all_arms_end_at_one_time() -> None:

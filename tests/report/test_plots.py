@@ -6,7 +6,7 @@ import xml.etree.ElementTree as ET
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rackserve.report.plots import HEIGHT, WIDTH, Bar, Dot, Frame, cdf, log_ticks, part_bars, ticks, timeline
+from rackserve.report.plots import HEIGHT, MAX_STEPS, WIDTH, Bar, Dot, Frame, cdf, log_ticks, part_bars, ticks, timeline
 
 positive = st.floats(1e-6, 1e9)
 
@@ -34,6 +34,16 @@ def test_a_cdf_stays_inside_its_frame_and_ends_at_the_top(first: list[float], se
         assert min(xs) >= 56 - 0.1
         assert max(xs) <= WIDTH - 16 + 0.1
     assert root.attrib["viewBox"] == f"0 0 {WIDTH} {HEIGHT}"
+
+
+def test_a_distribution_of_very_many_values_is_drawn_in_few_steps_that_lie_on_it() -> None:
+    values = [1.0 + n for n in range(12_345)]
+    root = ET.fromstring(cdf({"a": values}, {}, "t", "ms"))
+    [path] = [path.attrib["d"] for path in root.iter("path")]
+    steps = re.findall(r"H([\d.]+)V([\d.]+)", path)
+    assert len(steps) == MAX_STEPS and steps[-1][1] == "14.0"
+    exact = ET.fromstring(cdf({"a": values[:MAX_STEPS]}, {}, "t", "ms"))
+    assert len(re.findall("H", next(exact.iter("path")).attrib["d"])) == MAX_STEPS
 
 
 def test_parts_of_throughput_are_separate_bars_on_one_scale() -> None:

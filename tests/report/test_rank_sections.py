@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rackserve.base.events import StepDone
+from rackserve.base.events import RequestPlaced, StepDone
 from rackserve.base.ids import Rank
 from rackserve.base.units import to_ns
 from rackserve.bench.records import recorded
@@ -45,6 +45,22 @@ def test_a_decode_rank_shows_its_mean_batch_and_dummy_steps_are_no_work() -> Non
     rows, _ = heat_rows(events, "decode")
     assert [row.name for row in rows] == ["decode0.0", "decode0.1"]
     assert rows[0].values == pytest.approx([8] * BINS) and set(rows[1].values) == {0.0}
+
+
+def test_idle_ranks_are_rows_too_and_ranks_stand_in_the_order_of_their_numbers() -> None:
+    costs = tuple((Rank(f"prefill{n}"), 5) for n in (10, 2, 0))
+    placed = RequestPlaced("r", 1, Rank("prefill10"), Rank("decode0"), 0, 0, 0, costs)
+    rows, _ = heat_rows(recorded([(0, "router", placed), step(0, 0, 1, 9)]), "prefill")
+    assert [row.name for row in rows] == ["prefill0.0", "prefill2.0", "prefill10.0"]
+    assert set(rows[1].values) == set(rows[2].values) == {0.0}
+
+
+def test_maps_of_all_runs_have_one_scale() -> None:
+    busy, calm = (arm(name) for name in "ab")
+    calm = msgspec.structs.replace(calm, events=recorded([step(0, 0, 60, 60)]))
+    busy = msgspec.structs.replace(busy, events=recorded([step(0, 0, 60, 600)]))
+    page = balance_section([busy, calm])
+    assert page.count('class="h8" x') == page.count('class="h1" x') == 1 and page.count("10 positions/s</p>") == 1
 
 
 def test_a_run_without_steps_has_no_map() -> None:
