@@ -187,6 +187,11 @@ class RankCache:
 
     # ------------------------------------------------------------ presence
 
+    @property
+    def has_events(self) -> bool:
+        """Whether `take_events` has any."""
+        return bool(self._events)
+
     def take_events(self) -> list[Stored | Removed]:
         """What became present or absent since the last call, in order: applied in turn they lead to `chains()`."""
         events, self._events = self._events, []

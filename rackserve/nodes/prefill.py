@@ -110,10 +110,13 @@ class PrefillNode:
         if matched >= limit:
             return False
         wanted = key_at(chain, matched)
-        for other in worker.sequences.values():
-            if other is sequence or other.state not in ("fetching", "ready", "running") or other.lease is None:
-                continue
-            if worker.dp_rank(other) != dp_rank or matched >= count(other.chain) or key_at(other.chain, matched) != wanted:
+        for other in worker.active(dp_rank):
+            if (
+                other.lease is None
+                or other.state == "pushing"
+                or matched >= count(other.chain)
+                or key_at(other.chain, matched) != wanted
+            ):
                 continue
             shared = min(limit, matched + common_blocks(chain, matched, other.chain, matched))
             if worker.layout.stores_state:
@@ -247,8 +250,7 @@ class PrefillNode:
             return
         errand.first_tokens = tokens
         send(ROUTER, PrefillFinished(request.id, request.attempt, rank))
-        sequence.move("pushing")
-        worker.group.schedulers[rank.dp_rank].remove(sequence)
+        worker.leave(sequence, "pushing")
         self.worker.set_alarm("handover", sequence)
 
     def on_given_up(self, sequence: Sequence, reason: str) -> None:

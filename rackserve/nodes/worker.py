@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from rackserve.base.errors import InvariantError
-from rackserve.base.events import BlocksEvicted, DraftsVerified, MessageDropped, Preempted, QueueChanged, StepDone
+from rackserve.base.events import BlocksEvicted, DraftsVerified, MessageDropped, Preempted, StepDone
 from rackserve.base.ids import Attempt, NodeId, Rank
 from rackserve.base.keys import count
 from rackserve.base.kv_layout import KvLayout
@@ -30,6 +30,7 @@ from rackserve.nodes.deadlines import Deadlines
 from rackserve.nodes.moves import Moves
 from rackserve.nodes.ports import Ports
 from rackserve.nodes.presence import Announcer
+from rackserve.nodes.queue_counts import QUEUED, RUNNING, QueueCounts
 from rackserve.nodes.spills import SPILL, Spiller
 from rackserve.ports import Engine
 from rackserve.runs.cache import Removed
@@ -104,7 +105,10 @@ class Worker:
         )
         self.spiller = Spiller(self, pool=pool)
         self.queues = [WaitingQueue(ORDERS[scheduler.order](), scheduler.max_skips) for _ in self.ranks]
-        self._queue_counts = [[0, 0] for _ in self.ranks]
+        self._active: list[dict[int, Sequence]] = [
+            {} for _ in self.ranks
+        ]  # by number: those that hold blocks and have not ended
+        self._counts = QueueCounts(self.ranks, ports.recorder)
         self._numbers = 0
         self.handlers: dict[type[Message], Callable[..., None]] = {  # of the messages that any worker gets
             PoolGranted: self.spiller.on_granted,
@@ -124,6 +128,7 @@ class Worker:
         sequence = new_sequence(self._numbers, request, placement, state, max_outputs)
         sequence.extend_chain_to(request.num_tokens // self.layout.block_tokens, self.layout.block_tokens)
         self.sequences[sequence.key] = sequence
+        self._counts.put(sequence.number, self.dp_rank(sequence), QUEUED)
         return sequence
 
     def acquire(self, sequence: Sequence, dp_rank: int, matched: int, num_blocks: int) -> bool:
@@ -141,6 +146,7 @@ class Worker:
                 sequence.lease = None
                 return False
             sequence.end_slot, sequence.boundary_slot = (*(slot for slot in slots if slot is not None), -1)[:2]
+        self._active[dp_rank][sequence.number] = sequence
         return True
 
     def want_state(self, sequence: Sequence, num_blocks: int) -> bool:
@@ -159,11 +165,16 @@ class Worker:
 
     def num_active(self, dp_rank: int) -> int:
         """Sequences that hold blocks on a rank and have not ended."""
-        return sum(s.lease is not None and not s.ended and self.dp_rank(s) == dp_rank for s in self.sequences.values())
+        return len(self._active[dp_rank])
+
+    def active(self, dp_rank: int) -> Iterable[Sequence]:
+        """Those sequences, in the order in which they came."""
+        held = self._active[dp_rank]
+        return [held[number] for number in sorted(held)]
 
     def has_place(self, dp_rank: int) -> bool:
         """Whether one more sequence may hold blocks on a rank."""
-        return self.num_active(dp_rank) < self.config.max_sequences
+        return len(self._active[dp_rank]) < self.config.max_sequences
 
     def forget(self, sequence: Sequence) -> None:
         """Give back what an ended sequence holds, as soon as no step or transfer touches it any more."""
@@ -196,9 +207,15 @@ class Worker:
 
     def end(self, sequence: Sequence, state: State) -> None:
         """Move to a final state, leave the batch, and give blocks back when possible."""
+        self.leave(sequence, state)
+        self._active[self.dp_rank(sequence)].pop(sequence.number, None)
+        self.forget(sequence)
+
+    def leave(self, sequence: Sequence, state: State) -> None:
+        """Move to a state in which there is nothing to compute."""
         sequence.move(state)
         self.group.schedulers[self.dp_rank(sequence)].remove(sequence)
-        self.forget(sequence)
+        self._counts.take(sequence.number)
 
     def dp_rank(self, sequence: Sequence) -> int:
         """The rank of this worker that serves `sequence`."""
@@ -234,7 +251,11 @@ class Worker:
             planned = self.group.plan()
             for part in planned.reports:
                 self._owner.on_progress(part)
+            for sequence in planned.started:
+                self._counts.put(sequence.number, self.dp_rank(sequence), RUNNING)
             for sequence in planned.preempted:
+                self._counts.take(sequence.number)
+                self._active[self.dp_rank(sequence)].pop(sequence.number, None)
                 self.ports.recorder.record(Preempted(*sequence.key, self.ranks[self.dp_rank(sequence)]))
                 self._owner.on_given_up(sequence, PREEMPTED)
                 self.forget(sequence)
@@ -243,8 +264,10 @@ class Worker:
             self._engine.start(planned.step)
         if self.group.interrupts():
             self._engine.interrupt()
-        self._record_queues()
+        self._counts.record()
         for announcer, cache in zip(self.announcers, self.caches, strict=True):
+            if not cache.has_events:
+                continue
             events = cache.take_events()
             announcer.announce(events)
             removed = sum(count(event.chain) - event.keep for event in events if isinstance(event, Removed))
@@ -284,17 +307,6 @@ class Worker:
             drafts = drafts_verified(rank, step, result) if result.num_passes == 1 else None
             if drafts is not None:
                 self.ports.recorder.record(drafts)
-
-    def _record_queues(self) -> None:
-        """Note how many sequences of each rank wait for their first step and how many have had one, when that changed."""
-        counts = [[0, 0] for _ in self.ranks]
-        for sequence in self.sequences.values():
-            if not sequence.ended and sequence.state != "pushing":
-                counts[self.dp_rank(sequence)][sequence.sent_blocks > 0] += 1
-        for rank, now, before in zip(self.ranks, counts, self._queue_counts, strict=True):
-            if now != before:
-                self.ports.recorder.record(QueueChanged(rank, *now))
-        self._queue_counts = counts
 
     # ------------------------------------------------------------ transfers
 
@@ -343,6 +355,14 @@ class Worker:
         for cache, scheduler in zip(self.caches, self.group.schedulers, strict=True):
             cache.check()
             scheduler.check()
+        self._counts.check((self.dp_rank(sequence), sequence) for sequence in self.sequences.values())
+        active = {number: sequence for held in self._active for number, sequence in held.items()}
+        missing = [s.key for s in self.sequences.values() if s.lease is not None and not s.ended and s.number not in active]
+        ended = [sequence.key for sequence in active.values() if sequence.ended]
+        if missing or ended:
+            raise InvariantError(
+                f"{self.ranks[0].worker}: {missing} hold blocks and are not active, {ended} are and have ended"
+            )
         if self.group.has_work and not self.group.num_in_flight:
             raise InvariantError(f"{self.ranks[0].worker} has a ready sequence and no step in flight")
 

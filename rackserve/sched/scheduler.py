@@ -163,13 +163,13 @@ class Scheduler:
             if item is not None:
                 items.append(item)
                 budget -= item.num_tokens + item.num_draft
+        self.changed = False
         num_carried = len(self._carried)
         if not items and not num_carried:
             self.room = MAX_COUNT
             return None, preempted
         self.room = self._room(items, len(generating) + len(prompts))
         self._num_flying += 1
-        self.changed = False
         context, drafts = self._carried.context_tokens, self.config.num_draft
         return Step(self.rank.dp_rank, tuple(items), self._take_retired(), num_carried, context, drafts), preempted
 
@@ -359,15 +359,15 @@ class Scheduler:
         """Count positions and append accepted tokens up to a stop token or the limit."""
         if item.sample and not tokens:
             raise InvariantError(f"the engine returned no token for {sequence.key} at position {item.start}")
-        accepted: list[int] = []
-        for token in tokens:
-            accepted.append(token)
-            if token in sequence.request.stop_token_ids and not sequence.request.ignore_eos:
+        request = sequence.request
+        accepted = tokens[: max(1, request.max_tokens - len(sequence.outputs))]
+        if request.stop_token_ids and not request.ignore_eos:
+            stop = next((at for at, token in enumerate(accepted) if token in request.stop_token_ids), None)
+            if stop is not None:
+                accepted = accepted[: stop + 1]
                 sequence.finish = "stop"
-                break
-            if len(sequence.outputs) + len(accepted) >= sequence.request.max_tokens:
-                sequence.finish = "length"
-                break
+        if sequence.finish is None and len(sequence.outputs) + len(accepted) >= request.max_tokens and accepted:
+            sequence.finish = "length"
         extra = max(0, len(accepted) - 1)
         sequence.computed = item.start + item.num_tokens + extra
         sequence.scheduled = max(sequence.scheduled, sequence.computed)
@@ -379,7 +379,7 @@ class Scheduler:
         over = sequence.finish is not None or len(sequence.outputs) >= sequence.max_outputs
         if sequence.in_flight == 0 and sequence.state == "running" and not over:
             sequence.move("ready")
-        return Progress(sequence, item.num_tokens + extra, first, tuple(accepted))
+        return Progress(sequence, item.num_tokens + extra, first, accepted)
 
     def _take_retired(self) -> tuple[int, ...]:
         retired = tuple(self._retired)

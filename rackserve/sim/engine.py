@@ -8,9 +8,11 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from math import floor
 from typing import Protocol
 
+from rackserve.base.costs import StepCost
 from rackserve.base.errors import InvariantError
 from rackserve.base.ids import NodeId
 from rackserve.base.messages import EngineFailed, StepFinished
@@ -24,6 +26,18 @@ StepTime = Callable[[Step], Time]
 
 It must not fall when the step has more sequences, tokens or context: ranks of a group that another exceeds are not asked.
 """
+
+
+class LinearTime:
+    """A `StepTime` by a linear cost. It gives the durations of many passes at once."""
+
+    __slots__ = ("cost",)
+
+    def __init__(self, cost: StepCost) -> None:
+        self.cost = cost
+
+    def __call__(self, step: Step) -> Time:
+        return self.cost.duration_ns(step.num_tokens, step.attended, step.num_sequences, step.context_tokens)
 
 
 class Runner(Protocol):
@@ -42,13 +56,18 @@ class TimedRunner:
         self._mean = mean_tokens
         self._passes = 0
 
-    def drawn(self, ahead: int) -> int:
-        """Tokens the pass draws that is number `ahead` from now (the next is 1)."""
-        at = self._passes + ahead
-        return floor(at * self._mean) - floor((at - 1) * self._mean)
+    def drawn_by(self, ahead: int) -> int:
+        """Tokens that so many passes from now draw together."""
+        return floor((self._passes + ahead) * self._mean) - floor(self._passes * self._mean)
+
+    def drawn_before(self, ahead: int, num_passes: int) -> Sequence[int]:
+        """`drawn_by` for `ahead` and the numbers after it, as many as `num_passes`."""
+        if self._mean == 1.0:
+            return range(ahead, ahead + num_passes)
+        return [self.drawn_by(number) for number in range(ahead, ahead + num_passes)]
 
     def run(self, step: Step, num_passes: int = 1) -> StepResult:
-        drawn = sum([self.drawn(ahead) for ahead in range(1, num_passes + 1)])
+        drawn = self.drawn_by(num_passes)
         self._passes += num_passes
         items = []
         for item in step.items:
@@ -58,7 +77,7 @@ class TimedRunner:
         return StepResult(step.dp_rank, tuple(items), num_passes, drawn)
 
 
-FIRST_PASSES = 8
+FIRST_PASSES = 32
 """So many passes of a step are looked ahead at first, then twice as many each time: most are interrupted soon."""
 
 
@@ -69,7 +88,7 @@ class _Course:
     final   the number of passes after which the step ends, 0 while that is open
     """
 
-    __slots__ = ("_left", "_parts", "_runner", "_step_time", "begun", "ends", "final", "step")
+    __slots__ = ("_parts", "_runner", "_step_time", "begun", "ends", "final", "step")
 
     def __init__(self, step: GroupStep, begun: Time, runner: TimedRunner, step_time: StepTime) -> None:
         self.step = step
@@ -78,31 +97,37 @@ class _Course:
         self.begun = begun
         self._runner = runner
         self._step_time = step_time
-        self._left = step.tokens
         self._parts = _slowest(step)
 
     @property
     def is_known(self) -> bool:
         """Whether the last pass has been found."""
-        return self._left <= 0
+        return self._runner.drawn_by(len(self.ends)) >= self.step.tokens
 
     def look_ahead(self, num_passes: int, slowdown: float) -> None:
         """Find the ends of so many passes more, or of all."""
-        now = self.ends[-1] if self.ends else self.begun
-        for _ in range(num_passes):
-            if self._left <= 0:
-                return
-            now += round(max([self._step_time(part) for part in self._parts]) * slowdown)
-            self.ends.append(now)
-            drawn = self._runner.drawn(len(self.ends))
-            self._left -= drawn
-            self._parts = [_next_pass(part, drawn) for part in self._parts if part.num_sequences]
+        done = len(self.ends)
+        drawn = self._runner.drawn_before(done, num_passes)
+        drawn = drawn[: bisect_left(drawn, self.step.tokens)]
+        durations = self._durations(self._parts[0], drawn)
+        for part in self._parts[1:]:
+            durations = list(map(max, durations, self._durations(part, drawn)))
+        if slowdown != 1.0:
+            durations = [round(duration * slowdown) for duration in durations]
+        ends = accumulate(durations, initial=self.ends[-1] if done else self.begun)
+        next(ends)
+        self.ends += ends
 
-
-def _next_pass(step: Step, drawn: int) -> Step:
-    """What a part of a step does after a pass in which each sequence has drawn so many tokens."""
-    sequences = step.num_sequences
-    return Step(step.dp_rank, (), (), sequences, step.context_tokens + sequences * drawn, step.carried_drafts)
+    def _durations(self, part: Step, drawn: Sequence[int]) -> list[Time]:
+        """Of passes of a part, each after so many tokens have been drawn."""
+        sequences, context, drafts = part.num_sequences, part.context_tokens, part.carried_drafts
+        if isinstance(drawn, range):
+            contexts: Sequence[int] = range(context + sequences * drawn.start, context + sequences * drawn.stop, sequences)
+        else:
+            contexts = [context + sequences * tokens for tokens in drawn]
+        if isinstance(self._step_time, LinearTime):
+            return self._step_time.cost.decode_ns(sequences, contexts)
+        return [self._step_time(Step(part.dp_rank, (), (), sequences, context, drafts)) for context in contexts]
 
 
 def _slowest(step: GroupStep) -> list[Step]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable
 from hashlib import blake2b
+from heapq import heappop, heappush
 
 import msgspec
 
@@ -16,6 +16,11 @@ from rackserve.ports import Node
 
 Filter = Callable[[NodeId, NodeId, Message], list[Time]]
 """(source, target, message) -> extra delay of each copy to deliver; an empty list loses the message."""
+
+HOST: NodeId = ""
+"""Receiver of what the host itself does."""
+
+ON_TIME: list[Time] = [0]
 
 
 class SimHost:
@@ -34,7 +39,7 @@ class SimHost:
         self._latency = latency_ns or (lambda source, target: 0)
         self._heap: list[tuple[Time, int, NodeId, int, Message | Callable[[], None]]] = []
         self._counter = 0
-        self._last: dict[tuple[NodeId, NodeId], Time] = {}
+        self._links: dict[tuple[NodeId, NodeId], list[Time]] = {}  # pair -> its latency, when its last message arrives
         self._lives: dict[NodeId, int] = {}
         self._digest = blake2b(digest_size=16)
         self._encode = msgspec.msgpack.Encoder().encode
@@ -60,22 +65,29 @@ class SimHost:
     def post(self, name: NodeId, when: Time, message: Message) -> None:
         """Deliver `message` to the present life of node `name` at `when`."""
         self._counter += 1
-        heapq.heappush(self._heap, (max(when, self.now), self._counter, name, self._lives.get(name, 0), message))
+        now = self.now
+        heappush(self._heap, (when if when > now else now, self._counter, name, self._lives.get(name, 0), message))
 
     def call(self, when: Time, action: Callable[[], None]) -> None:
         """Run something of the host itself (a fault, a step's end) at `when`."""
         self._counter += 1
-        heapq.heappush(self._heap, (max(when, self.now), self._counter, "", 0, action))
+        now = self.now
+        heappush(self._heap, (when if when > now else now, self._counter, HOST, 0, action))
 
     def send(self, source: NodeId, target: NodeId, message: Message) -> None:
-        delays = [0] if self.filter is None else self.filter(source, target, message)
+        link = self._links.get((source, target))
+        if link is None:
+            link = self._links[source, target] = [self._latency(source, target), 0]
+        delays = ON_TIME if self.filter is None else self.filter(source, target, message)
         if not delays:
             self.record(source, MessageDropped(target, type(message).__name__, "lost"))
         for delay in delays:
-            pair = (source, target)
-            due = max(self.now + self._latency(source, target) + delay, self._last.get(pair, 0))
-            self._last[pair] = due
-            self.post(target, due, message)
+            due = self.now + link[0] + delay
+            if due < link[1]:
+                due = link[1]
+            link[1] = due
+            self._counter += 1
+            heappush(self._heap, (due, self._counter, target, self._lives.get(target, 0), message))
 
     # ------------------------------------------------------------ running
 
@@ -87,7 +99,7 @@ class SimHost:
             if until is not None and when > until:
                 self.now = until
                 return
-            heapq.heappop(self._heap)
+            heappop(self._heap)
             self.now = when
             self._handle(name, life, what)
             left -= 1
@@ -97,7 +109,7 @@ class SimHost:
                 return
 
     def _handle(self, name: NodeId, life: int, what: Message | Callable[[], None]) -> None:
-        if not isinstance(what, Message):
+        if callable(what):
             what()
             return
         node = self.nodes.get(name)

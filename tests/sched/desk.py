@@ -5,6 +5,8 @@ from __future__ import annotations
 from array import array
 from typing import Any
 
+from msgspec import structs
+
 from rackserve.base.ids import Rank
 from rackserve.base.keys import extend_chain
 from rackserve.base.kv_layout import KvLayout
@@ -26,6 +28,16 @@ def sequence_of(number: int, num_tokens: int, max_tokens: int = 4, *, stop: tupl
     chain = extend_chain(b"", b"r" * 16, tokens, BLOCK)
     request = Request(f"r{number}", "s", tokens, chain, num_tokens, max_tokens, stop_token_ids=stop, root=b"r" * 16)
     return new_sequence(number, request, Placement(request.id, 1, RANK, RANK, 0, 0), "queued", max_tokens)
+
+
+def nameless(number: int, desk: Desk, num_tokens: int = 5, max_tokens: int = 8) -> Sequence:
+    """A sequence on `desk` that has drawn its first token, of a request without token ids."""
+    named = sequence_of(number, num_tokens, max_tokens)
+    request = structs.replace(named.request, tokens=b"")
+    sequence = new_sequence(number, request, named.placement, "queued", max_tokens)
+    sequence.computed = sequence.scheduled = num_tokens
+    sequence.outputs.append(1)
+    return desk.add(sequence, num_tokens)
 
 
 class Desk:

@@ -7,7 +7,7 @@ import pytest
 from rackserve.base.errors import InvariantError
 from rackserve.base.step import ItemResult, StepResult
 from rackserve.sched.lockstep import LockstepGroup
-from tests.sched.desk import Desk, sequence_of
+from tests.sched.desk import Desk, nameless, sequence_of
 
 
 def group(max_in_flight: int = 1) -> tuple[LockstepGroup, list[Desk]]:
@@ -65,3 +65,31 @@ def test_a_failed_step_names_everyone_in_it() -> None:
     assert lockstep.fail(step.number) == sequences
     assert [sequence.holds for sequence in sequences] == [0, 0]
     assert lockstep.num_in_flight == 0
+
+
+def test_a_step_of_many_passes_is_interrupted_once_and_only_when_sequences_come_or_leave() -> None:
+    desks = [Desk(carry=True, max_steps_in_flight=1, max_batched_tokens=64, max_sequences=8) for _ in range(2)]
+    lockstep = LockstepGroup([desk.scheduler for desk in desks], 1)
+    first = nameless(1, desks[0])
+    planned = lockstep.plan()
+    assert planned.step is not None
+    assert planned.step.tokens == 3  # then its two blocks are full
+    assert not lockstep.interrupts()
+    nameless(2, desks[1])
+    assert lockstep.interrupts()
+    assert not lockstep.interrupts()
+    (item,) = planned.step.steps[0].items
+    results = (StepResult(0, (ItemResult(item.sequence, (1, 1)),), 2, 2), StepResult(1, (), 2, 2))
+    _, progress, _ = lockstep.finish(planned.step.number, results)
+    assert [(part.sequence, part.tokens) for part in progress] == [(first, (1, 1))]
+    second = lockstep.plan().step
+    assert second is not None
+    assert [(part.carried, part.carried_context, len(part.items)) for part in second.steps] == [(1, 7, 0), (0, 0, 1)]
+    assert second.tokens == 1
+    done = (StepResult(0, ()), StepResult(1, (ItemResult(2, (1,)),)))
+    _, progress, _ = lockstep.finish(second.number, done)
+    assert [(part.sequence.number, part.tokens) for part in progress] == [(1, (1,)), (2, (1,))]
+    assert first.num_known == 9
+    third = lockstep.plan().step
+    assert third is not None
+    assert [item.new_blocks != () for item in third.steps[0].items] == [True]
