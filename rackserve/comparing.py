@@ -82,6 +82,9 @@ def print_curves(result: CurveComparison, console: Console) -> None:
     """The multiples along the curve, the rule, and the paragraph that explains them."""
     above, below = result.names
     console.print(f"A = {above}, B = {below}; tokens/s per GPU, {MEASURES[result.measure]}", highlight=False)
+    for name, trust in zip("AB", result.trusts, strict=True):
+        if trust:
+            console.print(f"{name} is simulated: {trust}", highlight=False)
     table = Table(show_edge=False, pad_edge=False)
     heads = ("tok/s/user", "A", "B", "A / B", f"at ±{result.tolerance:.0%}", "elasticity", "keep of peak")
     for head in heads:

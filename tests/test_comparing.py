@@ -91,3 +91,12 @@ def test_what_cannot_be_compared_is_named(files: tuple[str, str], tmp_path: Path
     (tmp_path / "file").write_text("")
     code, _, error = run(capsys, *files, "--out", str(tmp_path / "file"))
     assert code == 3 and "cannot be written" in error
+
+
+def test_a_simulated_curve_is_never_compared_without_its_models_error(
+    files: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    guess = Curve("guess", tuple(msgspec.structs.replace(point, trust="not calibrated") for point in OLD.points))
+    write_frontier(tmp_path / "guess", guess)
+    _, out, _ = run(capsys, files[0], str(tmp_path / "guess"))
+    assert "B is simulated: not calibrated" in out and "A is simulated" not in out

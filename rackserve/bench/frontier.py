@@ -83,6 +83,11 @@ class Curve(msgspec.Struct, frozen=True):
     name: str
     points: tuple[OperatingPoint, ...]
 
+    @property
+    def trust(self) -> str:
+        """How far to believe its points, all that any of them says; empty if all were measured."""
+        return ", ".join(dict.fromkeys(point.trust for point in self.points if point.trust))
+
 
 class _FrontierFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rackserve_frontier: Literal[1]

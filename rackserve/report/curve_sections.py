@@ -195,8 +195,13 @@ def multiples_section(result: CurveComparison, costs: Mapping[str, Sequence[Cost
         names=legend(result.names, "s"),
     )
     measure = MEASURES[result.measure]
+    notes = "".join(
+        f'<p class="warn">{escape(name)} is simulated: {escape(trust)}</p>'
+        for name, trust in zip(result.names, result.trusts, strict=True)
+        if trust
+    )
     return (
-        f'<h2>{escape(above)} over {escape(below)}</h2><p class="why">{escape(result.text)}</p>'
+        f'<h2>{escape(above)} over {escape(below)}</h2>{notes}<p class="why">{escape(result.text)}</p>'
         f'<section class="plots">{figures}</section><h3>Multiples ({escape(measure)})</h3>{_matches_table(result)}'
         f"<p><small>Rule: {escape(result.rule)}.</small></p>{_costs(costs)}"
     )

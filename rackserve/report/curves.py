@@ -120,9 +120,13 @@ class Match(msgspec.Struct, frozen=True):
 
 
 class CurveComparison(msgspec.Struct, frozen=True):
-    """The first curve over the second, by one throughput; `ends` are the fastest points' interactivities."""
+    """The first curve over the second, by one throughput; `ends` are the fastest points' interactivities.
+
+    trusts   how far to believe each curve, such as a simulated one's step-time error; empty for a measured one
+    """
 
     names: tuple[str, str]
+    trusts: tuple[str, str]
     measure: Measure
     peaks: tuple[float, float]
     peak_ratio: float
@@ -149,9 +153,16 @@ def compare_curves(
     chosen = next((m for place in asked for m in matches if m.interactivity == place), None)
     chosen = chosen or max(known, key=lambda match: match.ratio or 0.0)
     return CurveComparison(
-        (first.name, second.name), measure, peaks, peaks[0] / peaks[1], (above.end, below.end), tolerance, matches,
-        explain(above, below, chosen, tolerance),
-    )  # fmt: skip
+        names=(first.name, second.name),
+        trusts=(first.trust, second.trust),
+        measure=measure,
+        peaks=peaks,
+        peak_ratio=peaks[0] / peaks[1],
+        ends=(above.end, below.end),
+        tolerance=tolerance,
+        matches=matches,
+        text=explain(above, below, chosen, tolerance),
+    )
 
 
 def _match(above: Line, below: Line, place: float, tolerance: float) -> Match:
@@ -182,11 +193,14 @@ def explain(above: Line, below: Line, match: Match, tolerance: float = TOLERANCE
         gone = " and ".join(line.name for line in (above, below) if line.at(match.interactivity) is None)
         return f"{start}. At {speed} there is no multiple: {gone} has no point that fast (the curve has ended)."
     grown = log(match.ratio / peak)
-    parts = [
-        f"{start}, at {speed} {_times(match.ratio)} times",
-        f"The two differ by what each keeps of its own peak there, {match.kept_above:.1%} against {match.kept_below:.1%}: "
-        f"{_times(peak)} x {match.kept_above:.1%} / {match.kept_below:.1%} = {_times(match.ratio)}",
-    ]
+    parts = [f"{start}, at {speed} {_times(match.ratio)} times"]
+    if abs(grown) > 0.01:
+        parts.append(
+            f"The two differ by what each keeps of its own peak there, {match.kept_above:.1%} against {match.kept_below:.1%}: "
+            f"{_times(peak)} x {match.kept_above:.1%} / {match.kept_below:.1%} = {_times(match.ratio)}"
+        )
+    else:
+        parts.append(f"That is the same, because each keeps as much of its own peak there, {match.kept_above:.1%}")
     if grown > 0.01:
         parts.append(
             f"Of its peak {below.name} has given up a factor of {_times(1 / match.kept_below)} there and {above.name} one of "
@@ -206,10 +220,12 @@ def _steepness(above: Line, below: Line, match: Match, tolerance: float) -> str:
     falls = []
     for line in (above, below):
         steep = min(line.slopes(match.interactivity))
-        end = f"{line.name}'s curve ends"
-        falls.append(
-            end if steep == -inf else f"throughput of {line.name} falls {_times(abs(steep))} times as fast as speed rises"
-        )
+        if steep == -inf:
+            falls.append(f"{line.name}'s curve ends")
+        elif steep == 0:
+            falls.append(f"{line.name} is at its peak")
+        else:
+            falls.append(f"throughput of {line.name} falls {_times(-steep)} times as fast as speed rises")
     low, high = match.low or 0.0, match.high or inf
     bounds = f"between {_times(low)} and {'no bound' if high == inf else _times(high)}"
     verdict = " and means nothing as one number" if match.useless else ""

@@ -107,3 +107,9 @@ def test_a_curve_of_one_unnamed_configuration_has_one_colour_and_its_own_name() 
     assert page.count(">sweep</text>") == 1, "in the one panel that has figures"
     assert not re.search(r'class="dot s[1-9]', page) and ">c 8</text>" in page
     assert tip_of(sweep, sweep.points[0]).startswith("sweep, c = 1\n")
+
+
+def test_a_simulated_curve_is_never_compared_without_its_models_error() -> None:
+    guess = Curve("guess", tuple(msgspec.structs.replace(point, trust="step-time error 7%") for point in OLD.points))
+    page = multiples_section(compare_curves(NEW, guess), {})
+    assert '<p class="warn">guess is simulated: step-time error 7%</p>' in page and "new is simulated" not in page

@@ -90,6 +90,12 @@ def test_a_lead_that_shrinks_is_said_so() -> None:
     assert "old gives up more of its peak than new, so its lead shrinks with speed" in text
 
 
+def test_where_both_keep_as_much_the_multiple_is_the_same_and_said_so() -> None:
+    text = compare_curves(NEW, OLD, at=[50]).text
+    assert "at 50 tok/s/user 2.71 times. That is the same, because each keeps as much of its own peak there, 100.0%" in text
+    assert "There new is at its peak and old is at its peak" in text
+
+
 # ---- the rule
 
 
