@@ -170,5 +170,6 @@ def test_a_server_config_out_of_range_names_the_field() -> None:
 
 
 def test_more_synthetic_tokens_a_step_than_drafts_can_yield_are_refused() -> None:
+    drafts = ["scheduler.num_draft=2", "scheduler.max_steps_in_flight=1"]
     with pytest.raises(ConfigError, match=r"num_draft = 2 a step yields 3 tokens at most"):
-        load_settings(None, ["runner.kind=deepseek_v41", "runner.synthetic_acceptance=3.5", "scheduler.num_draft=2", "scheduler.max_steps_in_flight=1"])
+        load_settings(None, ["runner.kind=deepseek_v41", "runner.synthetic_acceptance=3.5", *drafts])
