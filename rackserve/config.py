@@ -18,7 +18,8 @@ from rackserve.live.runner import RunnerSpec, layout_of
 from rackserve.live.supervisor import SupervisorConfig
 
 WINDOWS_PER_SEQUENCE = 4
-"""Resume states of one sequence on a rank: the one it began from, and up to three that it stores."""
+"""Resume states of one sequence on a rank: the one it began from, the two it always stores, and one where histories part; more
+of those are stored as far as slots are free."""
 
 BLOCKS_PER_WINDOW = 16
 """KV blocks for each stored resume state: of the blocks of one agent session only few end where somebody resumes."""

@@ -159,6 +159,14 @@ class RankCache:
         lease._windows += slots
         return slots[0]
 
+    def free_window(self, lease: Lease, window_slot: int) -> None:
+        """Give back a slot of `allocate_window` that nothing will be stored in."""
+        self._require_live(lease)
+        if window_slot not in lease._windows:
+            raise InvariantError(f"window slot {window_slot} on {self.rank} does not belong to this lease")
+        lease._windows.remove(window_slot)
+        self._windows.free([window_slot])
+
     def commit_window(self, lease: Lease, num_blocks: int, window_slot: int) -> None:
         """`window_slot` (of `allocate_window`) now holds the resume state after the first `num_blocks`, committed, blocks."""
         self._require_live(lease)

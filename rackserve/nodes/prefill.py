@@ -95,6 +95,10 @@ class PrefillNode:
         cached, replay = num_blocks * self.worker.layout.block_tokens, self.worker.layout.replay_tokens
         sequence.computed = sequence.scheduled = max(0, cached - replay)
         sequence.replay_end = cached if replay else 0
+        if sequence.lease is not None:
+            for passed in [blocks for blocks in sequence.branches if blocks <= num_blocks]:
+                cache = self.worker.caches[self.worker.dp_rank(sequence)]
+                cache.free_window(sequence.lease, sequence.branches.pop(passed))
 
     def _reusable(self, sequence: Sequence) -> int:
         """Blocks of the prompt that need not be computed if they are had; its last token always is, as output starts there."""
@@ -208,6 +212,7 @@ class PrefillNode:
                 if found.window_slot is not None and lease is not None:
                     sequence.restore = state if state == sequence.end_slot else cache.state(lease)
             self._ready(sequence)
+            worker.on_room(worker.dp_rank(sequence))  # siblings may have waited for these blocks
 
         worker.moves.start("fetch", sequence, copies, on_end)
 

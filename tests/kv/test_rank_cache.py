@@ -370,3 +370,16 @@ def test_where_state_is_computed_again_blocks_alone_are_a_hit() -> None:
     cache.release(lease)
     cache.check()
     assert cache.match(Words().chain("abcd")) == 3
+
+
+def test_a_window_slot_given_back_unused_serves_another_and_is_not_given_back_twice() -> None:
+    cache = RankCache(RANK, HYBRID, TOTAL, 1)
+    first, second = cache.acquire(b"", 0, 1), cache.acquire(b"", 0, 1)
+    assert first is not None and second is not None
+    slot = cache.allocate_window(first)
+    assert slot is not None and cache.allocate_window(second) is None
+    cache.free_window(first, slot)
+    assert cache.allocate_window(second) == slot
+    with pytest.raises(InvariantError, match="does not belong"):
+        cache.free_window(first, slot)
+    cache.check()
