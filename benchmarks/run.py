@@ -27,6 +27,7 @@ SCRIPTS = (
     "resume_modes",
     "draft_budget",
     "pool_vs_affinity",
+    "client",
 )
 FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_int8")
 PACKAGES = ("msgspec", "pyzmq", "torch")

@@ -15,6 +15,7 @@ import httpx
 from rackserve.base.errors import ConfigError
 from rackserve.base.keys import CacheNamespace
 from rackserve.bench.agents import separate_agents
+from rackserve.bench.frontier import Curve, operating_point, write_frontier
 from rackserve.bench.native import write_sessions
 from rackserve.bench.records import Recording
 from rackserve.bench.scale import ScaledTrace
@@ -55,7 +56,7 @@ def bench(options: argparse.Namespace) -> int:
         for text in arms[-1].summary.warnings:
             print(f"warning: {text}")
         if options.out:  # after every run, so that an interrupted sweep leaves what it has
-            write_run(Path(options.out), arms, recordings, {}, "bench")
+            _write(Path(options.out), arms, recordings, several)
     print_comparison(arms)
     if options.out:
         print(f"report: {Path(options.out) / 'report.html'}")
@@ -198,6 +199,13 @@ async def _first_model(url: str, api_key: str) -> str:
         raise ConfigError(f"--url {url}: {error or type(error).__name__}; is the server running?") from error
     except (ValueError, LookupError, TypeError) as error:
         raise ConfigError(f"--url {url}: /v1/models does not answer like an OpenAI server; name one with --model") from error
+
+
+def _write(folder: Path, arms: list[Arm], recordings: list[Recording], several: bool) -> None:
+    write_run(folder, arms, recordings, {}, "bench")
+    if several:
+        points = [point for arm in arms if (point := operating_point(arm.summary)) is not None]
+        write_frontier(folder / "frontier.json", Curve(folder.resolve().name, tuple(points)))
 
 
 def synthesize(options: argparse.Namespace) -> int:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -13,6 +14,7 @@ import msgspec
 import pytest
 
 from rackserve.base.errors import ConfigError
+from rackserve.bench.frontier import read_curve
 from rackserve.bench.records import read_recording
 from rackserve.bench.trace import read_sessions
 from rackserve.benchmark import _first_model, describe, resolve, spec_of
@@ -37,6 +39,7 @@ class _Stub(BaseHTTPRequestHandler):
     """Streams as many tokens as asked for, in two chunks; remembers what it was sent."""
 
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
     sent: list[tuple[dict[str, str], dict[str, Any]]]
     fails = False
 
@@ -52,8 +55,14 @@ class _Stub(BaseHTTPRequestHandler):
         usage = {"prompt_tokens": len(body["prompt"]), "completion_tokens": body["max_tokens"]}
         end = {"choices": [{"text": "b", "finish_reason": "length"}]}
         events = [{"choices": [{"text": "a"}]}, end, {"choices": [], "usage": usage}]
-        text = "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n"
-        self._answer(text.encode(), "text/event-stream")
+        pieces = [f"data: {json.dumps(event)}\n\n".encode() for event in events] + [b"data: [DONE]\n\n"]
+        self.send_response(200)
+        self.send_header("content-type", "text/event-stream")
+        self.send_header("content-length", str(sum(map(len, pieces))))
+        self.end_headers()
+        self.wfile.write(pieces[0])
+        time.sleep(0.02)
+        self.wfile.write(b"".join(pieces[1:]))
 
     def _answer(self, raw: bytes, kind: str) -> None:
         self.send_response(200)
@@ -153,8 +162,10 @@ def test_a_sweep_runs_each_concurrency_cold_and_leaves_a_frontier(
     assert main(["bench", "--url", url, *words]) == 0
     names = {path.name for path in out.iterdir()}
     assert names == {
-        "report.html", "live-c1.jsonl", "live-c1.summary.json", "live-c3.jsonl", "live-c3.summary.json"
+        "frontier.json", "report.html", "live-c1.jsonl", "live-c1.summary.json", "live-c3.jsonl", "live-c3.summary.json"
     }  # fmt: skip
+    curve = read_curve(out / "frontier.json")
+    assert [point.concurrency for point in curve.points] == [1, 3]
     prompts: dict[str, set[tuple[int, ...]]] = {}
     for headers, body in kind.sent:
         prompts.setdefault(headers["x-request-id"], set()).add(tuple(body["prompt"][:8]))

@@ -20,6 +20,7 @@ from rackserve.bench.plan import Plan, Send
 from rackserve.bench.prompts import RequestMaker
 from rackserve.bench.records import OpenRecord, RequestRecord
 from rackserve.bench.tally import Tally
+from rackserve.bench.wire import LeanTransport
 
 EndpointKind = Literal["completions-tokens", "completions", "chat"]
 
@@ -147,18 +148,32 @@ def request_body(target: Target, request: Request) -> bytes:
     return _encoder.encode(body)
 
 
-async def _events(response: httpx.Response) -> AsyncIterator[_Chunk]:
-    """Chunks of a server-sent event stream up to [DONE]."""
-    async for line in response.aiter_lines():
-        if not line.startswith("data:"):
-            continue
+async def _lines(response: httpx.Response, now: Callable[[], Time]) -> AsyncIterator[tuple[Time, bytes]]:
+    """(when it arrived, line) of an answer; a line is stamped with its last byte."""
+    arrived, rest, at = response.extensions.get("arrived_ns", now), b"", now()
+    async for piece in response.aiter_raw():
+        at = arrived()
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            yield at, line
+    if rest:
+        yield at, rest
+
+
+async def _events(response: httpx.Response, now: Callable[[], Time]) -> AsyncIterator[tuple[Time, _Chunk]]:
+    """Chunks of a server-sent event stream up to [DONE], with the times at which they arrived."""
+    done = False
+    async for at, line in _lines(response, now):
+        if done or not line.startswith(b"data:"):
+            continue  # after [DONE] only the end of the stream is left, which frees the connection
         data = line[5:].strip()
-        if data == "[DONE]":
-            return
+        if data == b"[DONE]":
+            done = True
+            continue
         try:
-            yield _decoder.decode(data)
+            yield at, _decoder.decode(data)
         except msgspec.MsgspecError as error:
-            raise _Failure("bad_response", f"{error} in {data[:200]}") from None
+            raise _Failure("bad_response", f"{error} in {data[:200].decode(errors='replace')}") from None
 
 
 async def _read(response: httpx.Response, record: OpenRecord, now: Callable[[], Time]) -> _Usage:
@@ -172,14 +187,14 @@ async def _read(response: httpx.Response, record: OpenRecord, now: Callable[[], 
                 raise _Failure(kind, error.message)
         raise _Failure(f"http_{response.status_code}", raw[:200].decode(errors="replace"))
     usage, finished = None, False
-    async for chunk in _events(response):
+    async for at, chunk in _events(response, now):
         if chunk.error is not None:
             raise _Failure(chunk.error.kind, chunk.error.message)
         usage = chunk.usage or usage
         for choice in chunk.choices:
             finished = finished or choice.finish_reason is not None
             if choice.has_output:
-                record.add_chunk(now(), None if choice.token_ids is None else len(choice.token_ids))
+                record.add_chunk(at, None if choice.token_ids is None else len(choice.token_ids))
     if not finished:
         raise _Failure("incomplete", "the stream ended without a finish_reason")
     if usage is None:
@@ -272,7 +287,8 @@ class HttpReplay:
 
     async def _post(self, send: Send, request: Request, record: OpenRecord) -> _Usage:
         tree, ranks = send.key.tree, self._target.dp_ranks
-        headers = {"content-type": "application/json", "x-session-id": tree, "x-request-id": request.id, **self._target.headers}
+        headers = {"content-type": "application/json", "accept-encoding": "identity", "x-session-id": tree}
+        headers |= {"x-request-id": request.id, **self._target.headers}
         if self._target.api_key:
             headers["authorization"] = f"Bearer {self._target.api_key}"
         if ranks:
@@ -314,6 +330,5 @@ async def replay_over_http(
     now: Callable[[], Time] = time.monotonic_ns,
 ) -> list[RequestRecord]:
     """Replay `plan` against `target`; one record per request sent. `tally` is kept up to date meanwhile."""
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-    async with httpx.AsyncClient(transport=transport, timeout=None, limits=limits, trust_env=False) as client:
+    async with httpx.AsyncClient(transport=transport or LeanTransport(now), timeout=None, trust_env=False) as client:
         return await HttpReplay(plan, maker, ideal, target, client, tally or Tally(), now).run()

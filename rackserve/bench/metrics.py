@@ -88,10 +88,10 @@ class Limits(msgspec.Struct, frozen=True):
 class Summary(msgspec.Struct, frozen=True):
     """The figures of one run; see `DEFINITIONS`. Absent figures (nothing succeeded, no gaps) are None.
 
-    num_sent = num_done + num_failed + num_unfinished. num_no_gap: successes with fewer than two output tokens or a single
-    chunk, which give no time per token. num_output_mismatch: the server's output count is not the one asked for;
+    num_sent = num_done + num_failed + num_unfinished. num_no_gap: successes with fewer than two output tokens or all of
+    them at one moment, which give no time per token. num_output_mismatch: the server's output count is not the one asked for;
     num_received_mismatch: it is not the one the client counted. `coverage`: share of successes of two or more output tokens
-    that have a time per token.
+    that have a time per token, those left out whose chunks came too fast to tell apart (`warnings` counts them).
     """
 
     run: RunInfo
@@ -161,9 +161,14 @@ def distribution(values: Sequence[float]) -> Distribution | None:
 
 def tpot_ms(record: RequestRecord) -> float | None:
     """Time per output token after the first, by the server's count; None where the answer gives no such time."""
-    if record.output_tokens < 2 or record.num_chunks < 2:
+    if record.output_tokens < 2 or record.num_chunks < 2 or _came_at_once(record):
         return None
     return (record.last_ns - record.first_ns) / (record.output_tokens - 1) / NS_PER_MS
+
+
+def _came_at_once(record: RequestRecord) -> bool:
+    """The server sent several chunks, but faster than the client could take them one by one."""
+    return record.num_chunks >= 2 and record.last_ns <= record.first_ns
 
 
 def _throughput(done: Sequence[RequestRecord], duration_ns: Time) -> Throughput:
@@ -222,7 +227,7 @@ def summarize(
     steady_ns = max(0, run.steady_end_ns - first_ns) if run.steady_end_ns is not None and done else 0
     steady = [record for record in done if record.ended_ns <= first_ns + steady_ns]
     whole = _throughput(done, duration_ns)
-    expected = sum(record.output_tokens >= 2 for record in done)
+    expected = sum(record.output_tokens >= 2 and not _came_at_once(record) for record in done)
     prompt, cached = sum(record.prompt_tokens for record in done), sum(record.cached_tokens for record in done)
     planned = sum(record.planned_prompt_tokens for record in done)
     drafts = acceptance(events) or (None, None)
@@ -267,14 +272,21 @@ def summarize(
         tokens_per_step_with_bonus=drafts[1],
     )
     reasons = _invalid_reasons(summary, done, limits)
-    return msgspec.structs.replace(summary, valid=not reasons, invalid_reasons=reasons, warnings=_warnings(summary, limits))
+    return msgspec.structs.replace(
+        summary, valid=not reasons, invalid_reasons=reasons, warnings=_warnings(summary, done, limits)
+    )
 
 
-def _warnings(summary: Summary, limits: Limits) -> tuple[str, ...]:
+def _warnings(summary: Summary, done: Sequence[RequestRecord], limits: Limits) -> tuple[str, ...]:
     client, tpot = summary.run.client, summary.tpot_ms
-    if client is None:
-        return ()
+    at_once = sum(_came_at_once(record) for record in done)
     found: list[str] = []
+    if at_once:
+        found.append(
+            f"{at_once} answers came faster than the client could tell their chunks apart; they have no time per token"
+        )
+    if client is None:
+        return tuple(found)
     if client.lag_p99_ms > max(limits.lag_ms, limits.lag_share * tpot.p50 if tpot else 0.0):
         found.append(
             f"the client was the bottleneck: it woke up to {client.lag_p99_ms:.0f} ms late (p99), so chunks were stamped late; "

@@ -60,6 +60,16 @@ def test_an_answer_in_one_chunk_gives_no_time_per_token_and_is_counted() -> None
     assert summary.ttft_ms.count == 3
 
 
+def test_chunks_that_came_at_one_moment_give_no_time_per_token_and_are_warned_of() -> None:
+    fast = [record(n, n, [10, 10, 10], 3) for n in range(3)]
+    summary = summarize(RUN, [*fast, record(3, 3, [10, 20, 30], 3)])
+    assert (tpot_ms(fast[0]), summary.num_no_gap, summary.coverage, summary.valid) == (None, 3, 1.0, True)
+    assert summary.tpot_ms is not None and summary.tpot_ms.count == 1
+    assert summary.warnings == (
+        "3 answers came faster than the client could tell their chunks apart; they have no time per token",
+    )
+
+
 def test_percentiles_over_requests_and_over_all_gaps_have_different_names() -> None:
     many = record(0, 0, [10.0 * n for n in range(1, 102)], 101)
     slow = record(1, 0, [10, 1010], 2)
