@@ -7,6 +7,7 @@ import asyncio
 import secrets
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -53,8 +54,8 @@ def bench(options: argparse.Namespace) -> int:
         print(f"{trace.describe()}; {describe(spec)}; seed {spec.seed}, salt {spec.salt!r}", flush=True)
         recordings.append(asyncio.run(_run(options, spec)))
         arms.append(arm_of(recordings[-1]))
-        for text in arms[-1].summary.warnings:
-            print(f"warning: {text}")
+        for text in (*arms[-1].summary.warnings, *failures_of(recordings[-1])):
+            print(f"{arms[-1].name}: {text}")
         if options.out:  # after every run, so that an interrupted sweep leaves what it has
             _write(Path(options.out), arms, recordings, several)
     print_comparison(arms)
@@ -132,6 +133,16 @@ def spec_of(
         arrival=options.arrival,
         salt=salt,
     )
+
+
+def failures_of(recording: Recording) -> list[str]:
+    """One line for each kind of failure, with what the first of them said."""
+    failed = [record for record in recording.requests if record.error and record.error != "unfinished"]
+    first = {record.error: record for record in reversed(failed)}
+    counts = Counter(record.error for record in failed)
+    return [
+        f"{count} requests failed ({kind}), such as {first[kind].id}: {first[kind].detail}" for kind, count in counts.items()
+    ]
 
 
 def describe(spec: ReplaySpec) -> str:

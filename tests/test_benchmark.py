@@ -225,6 +225,9 @@ def test_when_everything_fails_the_files_are_there_and_the_exit_code_is_not_0(
     summary = msgspec.json.decode((tmp_path / "live-bench.summary.json").read_bytes())
     assert summary["num_done"] == 0 and summary["failures"] == {"http_500": summary["num_sent"]} and not summary["valid"]
     assert "no request succeeded" in summary["invalid_reasons"]
+    assert (
+        f"live bench: {summary['num_sent']} requests failed (http_500), such as trace_0274/0/0/0: " in capsys.readouterr().out
+    )
 
 
 def test_a_model_list_that_is_none_is_told_apart_from_a_server_that_is_down() -> None:
