@@ -42,13 +42,15 @@ class StepCost(msgspec.Struct, frozen=True):
         return max(1, round(price))
 
     def decode_ns(self, num_sequences: int, contexts: Sequence[int]) -> list[Time]:
-        """`duration_ns` of steps in which each of so many sequences computes one position, by positions before those."""
-        tokens, attended, read = (
-            self.base_ns + self.per_token_ns * num_sequences,
-            self.per_attended_ns,
-            self.per_context_token_ns,
-        )
-        sequences = self.per_sequence_ns * num_sequences
-        # Added up in the same order as there, so that rounding cannot tell the two apart.
-        prices = [round(tokens + attended * (context + num_sequences) + sequences + read * context) for context in contexts]
-        return prices if prices and min(prices) > 0 else [max(1, price) for price in prices]
+        """`duration_ns` of steps in which each of so many sequences computes one position, by positions before those.
+
+        `contexts` must not fall. Prices are added up in the same order as there, so that rounding cannot tell the two apart.
+        """
+        attended, read = self.per_attended_ns, self.per_context_token_ns
+        fixed, sequences = self.base_ns + self.per_token_ns * num_sequences, self.per_sequence_ns * num_sequences
+        if attended:
+            prices = [round(fixed + attended * (context + num_sequences) + sequences + read * context) for context in contexts]
+        else:
+            fixed += sequences
+            prices = [round(fixed + read * context) for context in contexts]
+        return prices if prices and prices[0] > 0 else [max(1, price) for price in prices]

@@ -28,17 +28,24 @@ class Arena:
         at = len(self._free) - num_slots
         slots = self._free[at:][::-1]
         del self._free[at:]
+        taken = self._taken
         for slot in slots:
-            self._taken[slot] = 1
+            taken[slot] = 1
         return slots
 
     def free(self, slots: Iterable[int]) -> None:
         """Take slots back. Raises InvariantError on a slot that is not given out."""
+        slots = list(slots)
+        if not slots:
+            return
+        if min(slots) < 0 or max(slots) >= self.total:
+            raise InvariantError(f"slots {min(slots)} to {max(slots)} were freed but are not given out: there are {self.total}")
+        taken = self._taken
         for slot in slots:
-            if not 0 <= slot < self.total or not self._taken[slot]:
+            if not taken[slot]:
                 raise InvariantError(f"slot {slot} was freed but is not given out")
-            self._taken[slot] = 0
-            self._free.append(slot)
+            taken[slot] = 0
+        self._free += slots
 
     def check(self, owned: Iterable[int]) -> None:
         """Raise InvariantError unless `owned` lists every slot that is given out exactly once, and the rest is free."""

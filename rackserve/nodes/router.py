@@ -78,6 +78,7 @@ class Router:
         self._ports = ports
         self._policy = POLICIES[config.policy]()
         self._up: dict[str, dict[Rank, int]] = {"prefill": {}, "decode": {}}
+        self._sorted: dict[str, list[Rank]] = {}
         self._placed: dict[Attempt, Placement] = {}
         self._alarms = Alarms(ports.clock, self._on_timeout)
         self._handlers: dict[type[Message], Callable[..., None]] = {
@@ -155,20 +156,24 @@ class Router:
     def _candidates(self, request: Request, held: dict[Rank, int]) -> list[Candidate]:
         """Every prefill rank that is up, weighed for this request, in rank order. `held`: blocks of its chain by holder."""
         coming = self.promises.match(request.chain)
-        saved = self._capacity.saved_tokens
+        saved, booked, cost = self._capacity.saved_tokens, self.prefill_load.booked, self._capacity.fetch_cost
         pool_tokens = saved(held.get(POOL_RANK, 0))
-        return [
-            uncached_work(
-                rank,
-                request.num_tokens,
-                local_tokens=saved(max(held.get(rank, 0), coming.get(rank, 0))),
-                pool_tokens=pool_tokens,
-                queued_tokens=self.prefill_load.outstanding(rank),
-                num_queued=self.prefill_load.count(rank),
-                fetch_cost=self._capacity.fetch_cost,
-            )
-            for rank in sorted(self._up["prefill"])
-        ]
+        works: dict[int, tuple[int, int, int]] = {}  # most ranks hold the same: nothing
+        candidates = []
+        for rank in self._ranks("prefill"):
+            blocks = max(held.get(rank, 0), coming.get(rank, 0))
+            work = works.get(blocks)
+            if work is None:
+                work = works[blocks] = uncached_work(request.num_tokens, saved(blocks), pool_tokens, cost)
+            candidates.append(Candidate(rank, *work, *booked(rank)))
+        return candidates
+
+    def _ranks(self, role: str) -> list[Rank]:
+        """The ranks of a role that are up, in order."""
+        ranks = self._sorted.get(role)
+        if ranks is None:
+            ranks = self._sorted[role] = sorted(self._up[role])
+        return ranks
 
     def _book(self, request: Request, chosen: Candidate, held: dict[Rank, int]) -> Placement:
         context = request.num_tokens + request.max_tokens
@@ -179,7 +184,7 @@ class Router:
                 self.decode_load.outstanding(rank),
                 held.get(rank, 0) * self._capacity.block_tokens,
             )
-            for rank in sorted(self._up["decode"])
+            for rank in self._ranks("decode")
         ]
         # All full: the one that will be free first takes it, and the reservation waits there with a deadline.
         target = place_decode(context, candidates) or min(candidates, key=lambda c: (c.booked_tokens, c.rank))
@@ -260,12 +265,14 @@ class Router:
 
     def _on_rank_up(self, message: RankUp) -> None:
         self._up[message.role][message.rank] = message.incarnation
+        self._sorted.clear()
         self.index.drop(message.rank)
 
     def _on_rank_down(self, message: RankDown) -> None:
         for ranks in self._up.values():
             if ranks.get(message.rank) == message.incarnation:
                 del ranks[message.rank]
+                self._sorted.clear()
         self.index.drop(message.rank)
         computing = set(self.prefill_load.attempts(message.rank))
         for key, placement in list(self._placed.items()):

@@ -175,9 +175,7 @@ class Directory:
         written = self._close(grant)
         if written is None:
             return False
-        alive = 0
-        while alive < len(written.slots) and self.blocks.is_alive(written.slots[alive]):
-            alive += 1
+        alive = self.blocks.num_alive(written.slots)
         chain = prefix(written.chain, written.start + alive)
         present = self._cache.present(chain)
         window = written.window_slot

@@ -46,9 +46,10 @@ class Segment:
 class Segments:
     """All slots of one kind over all trays that are up."""
 
-    __slots__ = ("_seen", "_segments")
+    __slots__ = ("_seen", "_segments", "num_free")
 
     def __init__(self) -> None:
+        self.num_free = 0
         self._segments: dict[int, Segment] = {}
         self._seen: set[int] = set()
 
@@ -56,20 +57,27 @@ class Segments:
     def total(self) -> int:
         return sum(len(segment.states) for segment in self._segments.values())
 
-    @property
-    def num_free(self) -> int:
-        return sum(len(segment.free) for segment in self._segments.values())
-
     def join(self, segment: int, num_slots: int, rank: Rank | None = None) -> None:
         """Add an empty segment, near to `rank`'s worker. Raises InvariantError if the number was used before."""
         if segment in self._seen:
             raise InvariantError(f"pool segment {segment} joined twice: a tray that comes back needs a new number")
         self._seen.add(segment)
         self._segments[segment] = Segment(num_slots, rank)
+        self.num_free += num_slots
 
     def lose(self, segment: int) -> bool:
         """All slots of `segment` are gone; False if it was not there."""
-        return self._segments.pop(segment, None) is not None
+        lost = self._segments.pop(segment, None)
+        if lost is None:
+            return False
+        self.num_free -= len(lost.free)
+        return True
+
+    def num_alive(self, slots: list[int]) -> int:
+        """How many of `slots` come before the first that is lost."""
+        if all(number in self._segments for number in {slot >> INDEX_BITS for slot in slots}):
+            return len(slots)
+        return next(at for at, slot in enumerate(slots) if not self.is_alive(slot))
 
     def is_alive(self, slot: int) -> bool:
         """Whether the slot's segment is up."""
@@ -85,15 +93,23 @@ class Segments:
     def allocate(self, num_slots: int, prefer: int | None = None) -> list[int]:
         """Up to `num_slots` slots: of segment `prefer` first, then of the one with most free slots, and so on."""
         slots: list[int] = []
-        order = sorted(self._segments, key=lambda number: (number != prefer, -len(self._segments[number].free), number))
-        for number in order:
-            segment = self._segments[number]
-            take = min(num_slots - len(slots), len(segment.free))
-            for _ in range(take):
-                index = segment.free.pop()
-                segment.states[index] = USED
-                slots.append(encode(number, index))
+        near = self._segments.get(prefer) if prefer is not None else None
+        if prefer is not None and near is not None:
+            self._take(prefer, near, num_slots, slots)
+        if len(slots) < num_slots:
+            for number in sorted(self._segments, key=lambda number: (-len(self._segments[number].free), number)):
+                self._take(number, self._segments[number], num_slots - len(slots), slots)
         return slots
+
+    def _take(self, number: int, segment: Segment, num_slots: int, into: list[int]) -> None:
+        at = max(0, len(segment.free) - num_slots)
+        indices = segment.free[at:][::-1]
+        del segment.free[at:]
+        self.num_free -= len(indices)
+        for index in indices:
+            segment.states[index] = USED
+        base = encode(number, 0)
+        into += [base | index for index in indices]
 
     def quarantine(self, slots: Iterable[int]) -> None:
         """Someone who should not may still write to these used slots: keep them out of reach until they are freed."""
@@ -117,6 +133,7 @@ class Segments:
                 raise InvariantError(f"slot {index} of pool segment {number} is freed twice")
             segment.states[index] = FREE
             segment.free.append(index)
+            self.num_free += 1
 
     def check(self, used: Iterable[int], quarantined: Iterable[int]) -> None:
         """Raise InvariantError unless, of the living slots, exactly `used` and `quarantined` are not free."""
@@ -131,5 +148,7 @@ class Segments:
         for number, segment in self._segments.items():
             if sorted(segment.free) != [index for index, state in enumerate(segment.states) if state == FREE]:
                 raise InvariantError(f"the free list of pool segment {number} is wrong")
+        if self.num_free != sum(len(segment.free) for segment in self._segments.values()):
+            raise InvariantError(f"{self.num_free} pool slots are counted as free and are not")
         if len(owned) + self.num_free != self.total:
             raise InvariantError(f"{len(owned)} pool slots owned + {self.num_free} free != {self.total}")

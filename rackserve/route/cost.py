@@ -35,17 +35,8 @@ class Candidate(msgspec.Struct, frozen=True):
         return self.queued_tokens + self.own_tokens
 
 
-def uncached_work(
-    rank: Rank,
-    prompt_tokens: int,
-    *,
-    local_tokens: int,
-    pool_tokens: int,
-    queued_tokens: int,
-    num_queued: int,
-    fetch_cost: float,
-) -> Candidate:
-    """Weigh one rank for a prompt whose first `local_tokens` are cached there and first `pool_tokens` in the pool.
+def uncached_work(prompt_tokens: int, local_tokens: int, pool_tokens: int, fetch_cost: float) -> tuple[int, int, int]:
+    """(local, pool, own) tokens of a `Candidate` for a prompt of which so many first tokens are on the rank, and in the pool.
 
     `fetch_cost`: time to fetch a token over time to compute it, a measured rate. The last prompt token is always computed,
     because its output is what decoding starts from.
@@ -53,5 +44,4 @@ def uncached_work(
     reusable = max(prompt_tokens - 1, 0)
     local = min(local_tokens, reusable)
     fetched = max(min(pool_tokens, reusable) - local, 0)
-    own = prompt_tokens - local - fetched + ceil(fetched * fetch_cost)
-    return Candidate(rank, local, fetched, own, queued_tokens, num_queued)
+    return local, fetched, prompt_tokens - local - fetched + ceil(fetched * fetch_cost)

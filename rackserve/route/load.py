@@ -58,9 +58,10 @@ class LoadBook:
         """Tokens booked on `rank`."""
         return self._totals.get(rank, 0)
 
-    def count(self, rank: Rank) -> int:
-        """Attempts booked on `rank`."""
-        return len(self._bookings.get(rank, ()))
+    def booked(self, rank: Rank) -> tuple[int, int]:
+        """Tokens and attempts booked on `rank`."""
+        bookings = self._bookings.get(rank)
+        return (0, 0) if bookings is None else (self._totals[rank], len(bookings))
 
     def attempts(self, rank: Rank) -> list[Attempt]:
         """Attempts booked on `rank` in the order they were booked."""

@@ -62,8 +62,12 @@ class LockstepGroup:
             step, evicted = scheduler.plan()
             steps.append(step)
             preempted += evicted
-            reports += scheduler.take_reports()
-            started += scheduler.take_started()
+            if scheduler.reports:
+                reports += scheduler.reports
+                scheduler.reports.clear()
+            if scheduler.started:
+                started += scheduler.started
+                scheduler.started.clear()
         if not any(steps):
             return Planned(None, preempted, reports)
         self._number += 1

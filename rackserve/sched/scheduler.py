@@ -76,6 +76,8 @@ class Scheduler:
 
     room      tokens that each sequence of the step planned last may draw before one of them has to be planned
     changed   whether sequences came or left since then
+    reports   what carried sequences have drawn that were named again while planning, for the caller to take out
+    started   likewise the sequences that were planned for the first time
     """
 
     def __init__(self, config: SchedulerConfig, rank: Rank, cache: RankCache, block_tokens: int) -> None:
@@ -85,6 +87,8 @@ class Scheduler:
         self._block_tokens = block_tokens
         self.room = 1
         self.changed = False
+        self.reports: list[Progress] = []
+        self.started: list[Sequence] = []
         self._sequences: dict[int, Sequence] = {}
         self._named: dict[int, Sequence] = {}  # those that are not carried
         self._carried = Carried()
@@ -94,8 +98,6 @@ class Scheduler:
         self._in_flight: dict[tuple[int, int], Sequence] = {}
         self._leaving: list[Sequence] = []  # carried ones that ended while a step was in flight
         self._retired: list[int] = []
-        self._reports: list[Progress] = []
-        self._started: list[Sequence] = []
 
     def add(self, sequence: Sequence) -> None:
         """Take a sequence in state `ready` into the batch."""
@@ -143,6 +145,8 @@ class Scheduler:
 
         A preempted sequence has left the batch; its owner releases its blocks once `holds` is 0.
         """
+        if not self._named:
+            return self._plan_carried(), []
         preempted = [sequence for sequence in self._named.values() if sequence.evict_me and not sequence.in_flight]
         for sequence in preempted:
             sequence.move("preempted")
@@ -163,41 +167,34 @@ class Scheduler:
             if item is not None:
                 items.append(item)
                 budget -= item.num_tokens + item.num_draft
-        self.changed = False
-        num_carried = len(self._carried)
-        if not items and not num_carried:
-            self.room = MAX_COUNT
-            return None, preempted
-        self.room = self._room(items, len(generating) + len(prompts))
+        if not items:
+            return self._plan_carried(), preempted
+        return self._step(tuple(items), self._room(items, len(generating) + len(prompts))), preempted
+
+    def _plan_carried(self) -> Step | None:
+        """A step of those that go on by themselves, if there are any."""
+        if self._carried:
+            return self._step((), 1 if self._named else self._carried.room)
+        self.changed, self.room = False, MAX_COUNT
+        return None
+
+    def _step(self, items: tuple[StepItem, ...], room: int) -> Step:
+        self.changed, self.room = False, room
         self._num_flying += 1
-        context, drafts = self._carried.context_tokens, self.config.num_draft
-        return Step(self.rank.dp_rank, tuple(items), self._take_retired(), num_carried, context, drafts), preempted
+        carried, drafts = self._carried, self.config.num_draft
+        return Step(self.rank.dp_rank, items, self._take_retired(), len(carried), carried.context_tokens, drafts)
 
     def dummy(self) -> Step:
         """A step without sequences, for a rank whose group has work elsewhere."""
         self._num_flying += 1
         return Step(self.rank.dp_rank, (), self._take_retired())
 
-    def take_reports(self) -> list[Progress]:
-        """What carried sequences have drawn that were named again while planning."""
-        reports, self._reports = self._reports, []
-        return reports
-
-    def take_started(self) -> list[Sequence]:
-        """Sequences that were planned for the first time since the last call."""
-        started, self._started = self._started, []
-        return started
-
     def apply(self, step: Step, result: StepResult) -> tuple[list[Progress], list[Sequence]]:
         """Take a finished step in: what it did, and the sequences that ended while it ran, which it held until now."""
         self._num_flying -= 1
-        progress, left = [], self._leaving
-        for sequence, drawn in self._carried.advance(result.drawn) if self._carried else ():
-            progress.append(self._settle(sequence, drawn))
-        self._leaving = []
-        for sequence in left:
-            sequence.holds -= 1
-            sequence.in_flight -= 1
+        due = self._carried.advance(result.drawn) if self._carried else []
+        progress = [self._settle(sequence, drawn) for sequence, drawn in due]
+        left = self._take_leaving()
         for item, done in zip(step.items, result.items, strict=True):
             sequence = self._land(item)
             if sequence.ended or sequence.finish is not None:
@@ -214,13 +211,14 @@ class Scheduler:
     def fail(self, step: Step) -> list[Sequence]:
         """A step was lost with the engine: every sequence in it loses its hold and must be given up."""
         self._num_flying -= 1
-        lost = [self._land(item) for item in step.items]
-        for sequence in self._leaving:
+        return [self._land(item) for item in step.items] + self._carried.sequences() + self._take_leaving()
+
+    def _take_leaving(self) -> list[Sequence]:
+        left, self._leaving = self._leaving, []
+        for sequence in left:
             sequence.holds -= 1
             sequence.in_flight -= 1
-        lost += self._carried.sequences() + self._leaving
-        self._leaving = []
-        return lost
+        return left
 
     def _land(self, item: StepItem) -> Sequence:
         """An item's step has ended, well or not."""
@@ -275,7 +273,7 @@ class Scheduler:
     def _name_all(self) -> None:
         """Plan every sequence one by one, as who has to give up blocks depends on all of them."""
         for sequence in self._carried.sequences():
-            self._reports.append(self._settle(sequence, self._carried.remove(sequence.number)))
+            self.reports.append(self._settle(sequence, self._carried.remove(sequence.number)))
         self._named = dict(self._sequences)
 
     # ------------------------------------------------------------ one item
@@ -314,7 +312,7 @@ class Scheduler:
         )
         sequence.restore = -1
         if not sequence.sent_blocks:
-            self._started.append(sequence)
+            self.started.append(sequence)
         sequence.sent_blocks = len(table)
         sequence.scheduled = start + num_tokens
         sequence.in_flight += 1
@@ -382,6 +380,8 @@ class Scheduler:
         return Progress(sequence, item.num_tokens + extra, first, accepted)
 
     def _take_retired(self) -> tuple[int, ...]:
+        if not self._retired:
+            return ()
         retired = tuple(self._retired)
         self._retired.clear()
         return retired

@@ -95,12 +95,10 @@ class SimHost:
         """Handle events in time order until none is left, `until` is reached, or `done()` holds."""
         left = max_events if max_events is not None else -1
         while self._heap and left != 0:
-            when, _, name, life, what = self._heap[0]
-            if until is not None and when > until:
+            if until is not None and self._heap[0][0] > until:
                 self.now = until
                 return
-            heappop(self._heap)
-            self.now = when
+            self.now, _, name, life, what = heappop(self._heap)
             self._handle(name, life, what)
             left -= 1
             if self.after_event is not None:

@@ -12,9 +12,7 @@ RANK = Rank("prefill0")
 
 
 def weigh(prompt: int, local: int = 0, pool: int = 0, queued: int = 0, fetch_cost: float = 0.02) -> Candidate:
-    return uncached_work(
-        RANK, prompt, local_tokens=local, pool_tokens=pool, queued_tokens=queued, num_queued=1, fetch_cost=fetch_cost
-    )
+    return Candidate(RANK, *uncached_work(prompt, local, pool, fetch_cost), queued, 1)
 
 
 def test_cost_is_queue_plus_uncached_plus_fetch() -> None:

@@ -43,7 +43,7 @@ def test_totals_are_the_sums_of_the_bookings_after_every_operation(actions: list
         book.check()
         for each in RANKS:
             mine = {a: value for (r, a), value in naive.items() if r == each}
-            assert (book.outstanding(each), book.count(each)) == (sum(mine.values()), len(mine))
+            assert book.booked(each) == (book.outstanding(each), len(mine)) == (sum(mine.values()), len(mine))
             assert book.attempts(each) == list(mine)
         assert book.is_idle() == (not naive)
 

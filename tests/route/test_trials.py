@@ -38,14 +38,10 @@ class ToyRouter:
     def weigh(self, chain: Chain, tokens: int) -> list[Candidate]:
         held, coming = self.index.match(chain), self.promises.match(chain)
         return [
-            uncached_work(
+            Candidate(
                 rank,
-                tokens,
-                local_tokens=max(held.get(rank, 0), coming.get(rank, 0)),
-                pool_tokens=held.get(POOL_RANK, 0),
-                queued_tokens=self.load.outstanding(rank),
-                num_queued=self.load.count(rank),
-                fetch_cost=self.fetch_cost,
+                *uncached_work(tokens, max(held.get(rank, 0), coming.get(rank, 0)), held.get(POOL_RANK, 0), self.fetch_cost),
+                *self.load.booked(rank),
             )
             for rank in sorted(self.up)
         ]
@@ -131,7 +127,7 @@ def test_long_prompts_go_to_the_warm_rank_and_short_ones_to_the_idle_one_with_th
     switched = []
     for length in range(10, 10_001, 10):
         candidates = [
-            uncached_work(r, length, local_tokens=c, pool_tokens=0, queued_tokens=q * unit, num_queued=q, fetch_cost=0.02)
+            Candidate(r, *uncached_work(length, c, 0, 0.02), q * unit, q)
             for r, c, q in ((busy, 0, 10), (warm, length * 8 // 10, 9), (idle, 0, 2))
         ]
         chosen = POLICIES["least_uncached_work"]().place("", candidates).rank
