@@ -12,7 +12,7 @@ RANKS = (Rank("prefill0"), Rank("prefill1"))
 
 
 def candidates(load: LoadBook, own: int) -> list[Candidate]:
-    return [Candidate(rank, 0, 0, own, load.outstanding(rank), load.count(rank)) for rank in RANKS]
+    return [Candidate(rank, 0, 0, own, *load.booked(rank)) for rank in RANKS]
 
 
 def admitted(config: RouterConfig, own: int, tries: int) -> int:
@@ -21,7 +21,7 @@ def admitted(config: RouterConfig, own: int, tries: int) -> int:
         room = admissible(config, candidates(load, own))
         if room:
             load.book(room[0].rank, (f"r{number}", 1), own)
-    return sum(load.count(rank) for rank in RANKS)
+    return sum(load.booked(rank)[1] for rank in RANKS)
 
 
 def test_each_rank_takes_as_many_requests_as_the_limit() -> None:

@@ -99,7 +99,7 @@ def test_every_request_counts_as_load_and_all_of_it_is_released(policy: str) -> 
     for number in range(30):
         router.place(f"r{number}", chain_of(*shared, 100 + number), session=f"s{number}")
     in_flight = [sum(rank == where for where, _ in router.running.values()) for rank in ranks(3)]
-    assert [router.load.count(rank) for rank in ranks(3)] == in_flight and sum(in_flight) == 30
+    assert [router.load.booked(rank)[1] for rank in ranks(3)] == in_flight and sum(in_flight) == 30
     for number in range(30):
         router.finish(f"r{number}")
     assert router.load.is_idle() and router.promises.is_empty() and router.outstanding() == [0, 0, 0]
@@ -192,7 +192,7 @@ def test_with_the_pool_the_shared_prefix_is_not_computed_again() -> None:
     router.store(POOL_RANK, chain_of(*range(100)))
     assert burst(router, 16, prefix_blocks=100, tail=5) == {}
     assert max(router.outstanding()) <= 2 * sum(router.outstanding()) / 4
-    assert [router.load.count(rank) for rank in ranks(4)] != [16, 0, 0, 0]
+    assert [router.load.booked(rank)[1] for rank in ranks(4)] != [16, 0, 0, 0]
     for sibling in range(16):
         router.finish(f"r{sibling}")
     chosen = {
