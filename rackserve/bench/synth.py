@@ -153,7 +153,7 @@ class _Writer:
     def _next_prompt(self, context: _Context, gap_s: float, output: int, fixed: int) -> None:
         """What the next turn sends: the last answer and something new, sometimes with the context edited or compacted."""
         recipe, stream = self._recipe, self._stream
-        if stream.chance(recipe.compact_share) or context.tokens > recipe.most_tokens - 40_000:
+        if stream.chance(recipe.compact_share) or context.tokens > 0.96 * recipe.most_tokens:
             context.rewrite(fixed, recipe.compact_tokens.draw(stream))
             return
         new = max(recipe.new_tokens.draw(stream), float(output))
