@@ -38,6 +38,8 @@ def parser() -> argparse.ArgumentParser:
     )
     _add_cost_model(commands.add_parser("cost-model", help="what one step takes on hardware you do not own, term by term"))
     _add_calibrate(commands.add_parser("calibrate", help="fit step costs to recorded runs, with the error on unseen steps"))
+    _add_reproduce(commands.add_parser("reproduce", help="published figures beside what the cost model and simulation give"))
+    _add_validate(commands.add_parser("validate", help="measurements of others beside what the cost model and caches give"))
     return main_parser
 
 
@@ -207,6 +209,22 @@ def _add_calibrate(command: argparse.ArgumentParser) -> None:
     command.add_argument("--out", metavar="FILE", help="write the costs there, for `simulate --costs`")
 
 
+def _add_reproduce(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--trace", metavar="FILE", help="agent sessions to simulate with (default: drawn ones)")
+    command.add_argument("--sessions", type=at_least(1), default=393, metavar="N", help="how many of them (default 393)")
+    command.add_argument("--processes", type=at_least(1), default=2, metavar="N", help="simulations side by side (default 2)")
+    command.add_argument("--quick", action="store_true", help="the cost model's figures alone: no simulation")
+    command.add_argument("--out", metavar="FOLDER", help="write reproduction.md and reproduction.json there")
+
+
+def _add_validate(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--silicon", metavar="FILE", help="table of measured points in AIConfigurator's form, CSV, plain or gzip"
+    )
+    command.add_argument("--mooncake", metavar="FILE", help="Mooncake's conversation trace, JSONL, plain or gzip")
+    command.add_argument("--history", metavar="FILE", help="append the result to FILE, one JSON line a run")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; expected failures become one line on standard error and an exit code."""
     options = parser().parse_args(arguments)
@@ -241,6 +259,14 @@ def _run(options: argparse.Namespace) -> int:
 
         return run_calibrate(options)
 
+    if options.command == "reproduce":
+        from rackserve.reproduce import reproduce
+
+        return reproduce(options)
+    if options.command == "validate":
+        from rackserve.validate import validate
+
+        return validate(options)
     if options.command == "compare":
         from rackserve.comparing import compare
 

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from rackserve.base.errors import ConfigError
+from rackserve.bench.session import Session
+from rackserve.bench.synth import Recipe, Spread
+from rackserve.bench.synth import synthesize as draw
+from rackserve.reproduction.workload import coarsened
+from rackserve.simulated_rack import (
+    BLOCK_TOKENS,
+    SimulatedFigures,
+    SimulatedSetup,
+    flash_layout,
+    prefill_rate,
+    rack_config,
+    simulate_rack,
+)
+
+SHORT = Recipe(turns=Spread(12, 0.3), groups=Spread(1, 0.1), gap_s=Spread(2, 0.5), output=Spread(100, 0.5), long_gap_share=0)
+SETUP = SimulatedSetup(
+    chip="vr", prefill_groups=2, concurrency=24, decode_ranks=2, decode_width=32, settle_s=2, window_s=10, batch=2
+)
+
+
+@pytest.fixture(scope="module")
+def sessions() -> tuple[Session, ...]:
+    return tuple(coarsened(session, BLOCK_TOKENS) for session in draw(6, 1, SHORT))
+
+
+@pytest.fixture(scope="module")
+def pool(sessions: tuple[Session, ...]) -> SimulatedFigures:
+    return simulate_rack(SETUP, sessions)
+
+
+def test_a_replay_on_modelled_hardware_is_the_same_each_time(pool: SimulatedFigures, sessions: tuple[Session, ...]) -> None:
+    assert simulate_rack(SETUP, sessions) == pool
+
+
+def test_figures_of_a_window_fit_together(pool: SimulatedFigures) -> None:
+    assert pool.num_failed == 0 and pool.num_requests > 20
+    assert pool.requests_per_s == pool.num_requests / SETUP.window_s
+    assert pool.total_per_gpu == pytest.approx(pool.tokens_per_request * pool.requests_per_s / SETUP.num_gpus)
+    assert pool.ttft_p50_s is not None and pool.ttft_p90_s is not None and 0 < pool.ttft_p50_s <= pool.ttft_p90_s
+    assert pool.hit_rate is not None and 0.5 < pool.hit_rate < 1
+    assert 0 <= pool.idle_share < 1 and 0 < pool.prefill_busy <= 1 and 0 < pool.decode_busy <= 1
+
+
+def test_caches_too_small_for_the_sessions_lose_hits_and_time(pool: SimulatedFigures, sessions: tuple[Session, ...]) -> None:
+    small = msgspec.structs.replace(SETUP, pool=False, policy="session_affinity", rank_cache_bytes=250e6)
+    found = simulate_rack(small, sessions)
+    assert found.hit_rate is not None and pool.hit_rate is not None and found.hit_rate < pool.hit_rate
+    assert found.uncached_per_request > pool.uncached_per_request
+    assert found.ttft_p90_s is not None and pool.ttft_p90_s is not None and found.ttft_p90_s > pool.ttft_p90_s
+
+
+def test_a_slower_chip_decodes_more_slowly(pool: SimulatedFigures, sessions: tuple[Session, ...]) -> None:
+    found = simulate_rack(msgspec.structs.replace(SETUP, chip="gb300"), sessions)
+    assert found.interactivity_p90 is not None and pool.interactivity_p90 is not None
+    assert found.interactivity_p90 < pool.interactivity_p90
+
+
+def test_caches_are_as_large_as_memory_leaves_room_for() -> None:
+    layout = flash_layout()
+    config = rack_config(SETUP, layout)
+    assert 90e9 < config.topology.prefill_blocks * layout.block_bytes < 110e9
+    assert config.topology.segment_blocks * layout.block_bytes == pytest.approx(1.5e12 / 2 * 0.8, rel=1e-3)
+    own = rack_config(msgspec.structs.replace(SETUP, pool=False, rank_cache_bytes=180e9), layout)
+    assert own.topology.prefill_blocks * layout.block_bytes == pytest.approx(180e9, rel=1e-3)
+    assert not own.topology.pool
+
+
+def test_full_prefill_steps_have_the_rate_that_was_fitted() -> None:
+    assert prefill_rate(SETUP) == pytest.approx(155_000, rel=0.02)
+
+
+def test_set_ups_that_cannot_be_are_refused() -> None:
+    with pytest.raises(ConfigError, match="has no rack"):
+        msgspec.structs.replace(SETUP, chip="h100")
+    with pytest.raises(ConfigError, match="decode_ranks"):
+        msgspec.structs.replace(SETUP, decode_ranks=33)
