@@ -21,6 +21,7 @@ SCRIPTS = (
     "index",
     "hashing",
     "simulator",
+    "rack_simulation",
     "transfers",
     "engine",
     "engram_rows",

@@ -44,6 +44,20 @@ def check_always(rack: SimRack) -> None:
     check_transfers(rack)
 
 
+def check_every(rack: SimRack, num_events: int) -> None:
+    """Check those laws after every so many events from now on: a check looks at every block of the rack, an event does not."""
+    left = num_events
+
+    def after_event() -> None:
+        nonlocal left
+        left -= 1
+        if not left:
+            left = num_events
+            check_always(rack)
+
+    rack.host.after_event = after_event
+
+
 def check_transfers(rack: SimRack) -> None:
     """Blocks that a transfer reads or writes are its attempt's until it has ended, and a reservation stands as long as the
     prefill rank may push there (I2); pool slots are visible while they are fetched (I11), and not before they are written (I4).

@@ -10,7 +10,7 @@ from rackserve.base.errors import InvariantError
 from rackserve.base.ids import Rank
 from rackserve.base.keys import prefix
 from rackserve.base.messages import BlocksStored, TokensEmitted
-from rackserve.sim.checks import FrontendWatch, blocks_of, check_always, check_at_rest, check_index
+from rackserve.sim.checks import FrontendWatch, blocks_of, check_always, check_at_rest, check_every, check_index
 from tests.nodes.rig import MS, Rig, prompt
 
 
@@ -62,6 +62,26 @@ def test_a_broken_law_is_seen_after_the_event(spoil: Callable[[Rig], None], law:
     spoil(rig)
     with pytest.raises(InvariantError, match=law):
         check_always(rig.rack)
+
+
+def test_laws_may_be_checked_once_in_so_many_events() -> None:
+    rig = under_way()
+    check_every(rig.rack, 5)
+    book_twice(rig)
+    before = rig.host.num_events
+    with pytest.raises(InvariantError, match="counted"):
+        rig.host.run()
+    assert rig.host.num_events - before <= 5
+    calls: list[int] = []
+    check_every(rig.rack, 3)
+    after_event = rig.host.after_event
+    assert after_event is not None
+    for number in range(1, 10):
+        try:
+            after_event()
+        except InvariantError:
+            calls.append(number)
+    assert calls == [3, 6, 9]
 
 
 def test_a_rack_with_work_left_is_not_at_rest() -> None:
