@@ -135,9 +135,8 @@ def main() -> int:
     subprocess.run(ours, check=True)
     their_warm, their_rows = of_harness(out / "harness" / "profile_export.jsonl")
     our_warm, our_rows = of_bench(out / "bench" / "live-bench.jsonl")
-    print(
-        f"warm-up requests: {len(their_warm)} and {len(our_warm)}, {'the same' if set(their_warm) == set(our_warm) else 'NOT the same'}"
-    )
+    same = "the same" if set(their_warm) == set(our_warm) else "NOT the same"
+    print(f"warm-up requests: {len(their_warm)} and {len(our_warm)}, {same}")
     shorter = min(len(their_rows), len(our_rows))
     begins = [{row[0] for row in rows[:shorter]} for rows in (their_rows, our_rows)]
     print(f"of the first {shorter} measured requests, {len(begins[0] & begins[1])} are the same turns")
