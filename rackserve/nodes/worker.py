@@ -291,20 +291,16 @@ class Worker:
 
     def _record_step(self, group_step: GroupStep, done: StepFinished) -> None:
         for rank, step, result in zip(self.ranks, group_step.steps, done.results, strict=True):
+            sequences, context, number = step.num_sequences, step.context_tokens, group_step.number
+            tokens, sampled, attended = step.carried, step.carried, context + step.carried
+            if step.items:
+                tokens, attended = step.num_tokens, step.attended
+                sampled += sum([item.sample for item in step.items])
             record = StepDone(
-                rank,
-                group_step.number,
-                step.num_tokens,
-                step.context_tokens,
-                step.attended,
-                step.num_sequences,
-                sum([item.sample for item in step.items]) + step.carried,
-                done.duration_ns,
-                not step.num_sequences,
-                result.num_passes,
+                rank, number, tokens, context, attended, sequences, sampled, done.duration_ns, not sequences, result.num_passes
             )
             self.ports.recorder.record(record)
-            drafts = drafts_verified(rank, step, result) if result.num_passes == 1 else None
+            drafts = drafts_verified(rank, step, result) if step.items and result.num_passes == 1 else None
             if drafts is not None:
                 self.ports.recorder.record(drafts)
 

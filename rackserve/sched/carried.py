@@ -17,23 +17,21 @@ class _Member:
 
 
 class Carried:
-    """The carried sequences of one rank. Each joins with the number of tokens it may draw before it has to be planned."""
+    """The carried sequences of one rank. Each joins with the number of tokens it may draw before it has to be planned.
 
-    __slots__ = ("_drawn", "_due", "_members", "_starts")
+    context_tokens   positions before the next ones, over all members
+    """
+
+    __slots__ = ("_drawn", "_due", "_members", "context_tokens")
 
     def __init__(self) -> None:
+        self.context_tokens = 0
         self._drawn = 0
         self._members: dict[int, _Member] = {}
         self._due: list[tuple[int, int, int]] = []  # (tokens drawn by then, since, number)
-        self._starts = 0  # sum over members of start - since
 
     def __len__(self) -> int:
         return len(self._members)
-
-    @property
-    def context_tokens(self) -> int:
-        """Positions before the next ones, over all members."""
-        return self._starts + self._drawn * len(self._members)
 
     @property
     def room(self) -> int:
@@ -48,15 +46,17 @@ class Carried:
 
     def add(self, sequence: Sequence, room: int) -> None:
         """`sequence` goes on from `sequence.scheduled` and is due after `room` >= 1 tokens."""
-        member = _Member(sequence, self._drawn, sequence.scheduled)
-        self._members[sequence.number] = member
-        self._starts += member.start - member.since
+        self._members[sequence.number] = _Member(sequence, self._drawn, sequence.scheduled)
+        self.context_tokens += sequence.scheduled
         heappush(self._due, (self._drawn + room, self._drawn, sequence.number))
 
     def advance(self, drawn: int) -> list[tuple[Sequence, int]]:
         """Everyone has drawn so many tokens more. Takes out those that are due, each with the tokens it has drawn here."""
         self._drawn += drawn
-        due = []
+        self.context_tokens += drawn * len(self._members)
+        due: list[tuple[Sequence, int]] = []
+        if self._due and self._due[0][0] > self._drawn:
+            return due
         while self._members and self.room <= 0:
             number = heappop(self._due)[2]
             due.append((self._members[number].sequence, self.remove(number)))
@@ -65,10 +65,11 @@ class Carried:
     def remove(self, number: int) -> int:
         """Take a member out; returns how many tokens it has drawn here."""
         member = self._members.pop(number)
-        self._starts -= member.start - member.since
+        drawn = self._drawn - member.since
+        self.context_tokens -= member.start + drawn
         if not self._members:
             self._due.clear()
-        return self._drawn - member.since
+        return drawn
 
     def sequences(self) -> list[Sequence]:
         """All members, in the order they joined."""

@@ -192,7 +192,9 @@ class Scheduler:
     def apply(self, step: Step, result: StepResult) -> tuple[list[Progress], list[Sequence]]:
         """Take a finished step in: what it did, and the sequences that ended while it ran, which it held until now."""
         self._num_flying -= 1
-        due = self._carried.advance(result.drawn) if self._carried else []
+        due = self._carried.advance(result.drawn)
+        if not (due or step.items or self._leaving):
+            return [], []
         progress = [self._settle(sequence, drawn) for sequence, drawn in due]
         left = self._take_leaving()
         for item, done in zip(step.items, result.items, strict=True):
@@ -380,10 +382,7 @@ class Scheduler:
         return Progress(sequence, item.num_tokens + extra, first, accepted)
 
     def _take_retired(self) -> tuple[int, ...]:
-        if not self._retired:
-            return ()
-        retired = tuple(self._retired)
-        self._retired.clear()
+        retired, self._retired = tuple(self._retired), []
         return retired
 
     def check(self) -> None:

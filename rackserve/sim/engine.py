@@ -58,6 +58,8 @@ class TimedRunner:
 
     def drawn_by(self, ahead: int) -> int:
         """Tokens that so many passes from now draw together."""
+        if self._mean == 1.0:
+            return ahead
         return floor((self._passes + ahead) * self._mean) - floor(self._passes * self._mean)
 
     def drawn_before(self, ahead: int, num_passes: int) -> Sequence[int]:
@@ -69,6 +71,8 @@ class TimedRunner:
     def run(self, step: Step, num_passes: int = 1) -> StepResult:
         drawn = self.drawn_by(num_passes)
         self._passes += num_passes
+        if not step.items:
+            return StepResult(step.dp_rank, (), num_passes, drawn)
         items = []
         for item in step.items:
             count = min(drawn, item.num_draft + 1) if num_passes == 1 else drawn
@@ -132,11 +136,13 @@ class _Course:
 
 def _slowest(step: GroupStep) -> list[Step]:
     """The parts of a step that no other part exceeds in sequences and context, as it stays through all passes."""
-    parts = sorted(step.steps, key=lambda part: (part.num_sequences, part.context_tokens), reverse=True)
-    slowest = parts[:1]
-    for part in parts[1:]:
-        if part.context_tokens > slowest[-1].context_tokens:
-            slowest.append(part)
+    sizes = [(part.num_sequences, part.context_tokens, -at) for at, part in enumerate(step.steps)]
+    most = -1
+    slowest = []
+    for _, context, at in sorted(sizes, reverse=True):
+        if context > most:
+            most = context
+            slowest.append(step.steps[-at])
     return slowest
 
 
@@ -176,6 +182,8 @@ class SimEngine:
         ends: dict[tuple[int, int], int] = {}
         for flying in self._queue:
             for part in flying.steps:
+                if not part.items and part.carried <= self._limits.max_sequences:
+                    continue
                 tokens = part.num_tokens + sum([item.num_draft for item in part.items])
                 if tokens > self._limits.max_batched_tokens:
                     raise InvariantError(f"{self._name}: a step of {tokens} tokens (I7)")
