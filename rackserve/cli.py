@@ -70,7 +70,7 @@ def _add_serve(command: argparse.ArgumentParser) -> None:
 
 def _add_demo(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "--out", default="runs/demo", metavar="FOLDER", help="where report and recordings go (default runs/demo)"
+        "--out", metavar="FOLDER", help="where report and recordings go (default runs/demo, or runs/demo-MODEL-PARALLEL)"
     )
     command.add_argument(
         "--model",
@@ -222,6 +222,7 @@ def _add_validate(command: argparse.ArgumentParser) -> None:
         "--silicon", metavar="FILE", help="table of measured points in AIConfigurator's form, CSV, plain or gzip"
     )
     command.add_argument("--mooncake", metavar="FILE", help="Mooncake's conversation trace, JSONL, plain or gzip")
+    command.add_argument("--requests", metavar="FILE", help="LLMServingSim's measured requests on RTX PRO 6000, JSONL")
     command.add_argument("--history", metavar="FILE", help="append the result to FILE, one JSON line a run")
 
 

@@ -12,14 +12,14 @@ import msgspec
 from rackserve import __version__
 from rackserve.base.errors import ConfigError, FileFormatError
 from rackserve.validation.hit_curve import SOURCE, HitRow, compare_hits
+from rackserve.validation.mixed_engine import SETUP, TimingAgreement, compare_timings
 from rackserve.validation.silicon import Silicon, compare_silicon
 
 NOT_SET_UP = (
-    "times to first token of the silicon table: its engines mix prefill and decode, which the simulator keeps apart",
+    "times to first token of the silicon table: they are of queues, and arrivals are not part of it",
     "pool against round robin on GB200 (vLLM and Mooncake, May 2026): no cost model of Kimi",
     "token-aware routing on H100 (llm-d, August 2026): ranks that mix prefill and decode",
     "pull from a peer against computing again (llm-d, August 2026): no cost model of gpt-oss",
-    "per-request timings of vLLM on RTX PRO 6000 (LLMServingSim): ranks that mix prefill and decode",
 )
 """Known measurements that nothing here is compared with, and why."""
 
@@ -31,23 +31,27 @@ class Validation(msgspec.Struct, frozen=True):
     date: str
     silicon: Silicon | None
     hits: tuple[HitRow, ...] | None
+    requests: TimingAgreement | None
 
 
 def validate(options: argparse.Namespace) -> int:
     """Compare what was given. ConfigError if nothing was, FileFormatError for a file that is not what it should be."""
-    if not options.silicon and not options.mooncake:
-        raise ConfigError("nothing to compare with; give --silicon FILE, --mooncake FILE or both")
+    if not (options.silicon or options.mooncake or options.requests):
+        raise ConfigError("nothing to compare with; give --silicon FILE, --mooncake FILE or --requests FILE")
     silicon = compare_silicon(Path(options.silicon)) if options.silicon else None
     hits = tuple(compare_hits(Path(options.mooncake))) if options.mooncake else None
+    requests = compare_timings(Path(options.requests)) if options.requests else None
     if silicon is not None:
         _print_silicon(silicon)
     if hits is not None:
         _print_hits(hits)
+    if requests is not None:
+        _print_requests(requests)
     print("not compared:")
     for text in NOT_SET_UP:
         print(f"  {text}")
     if options.history:
-        _append(Path(options.history), Validation(__version__, datetime.now(UTC).date().isoformat(), silicon, hits))
+        _append(Path(options.history), Validation(__version__, datetime.now(UTC).date().isoformat(), silicon, hits, requests))
     return 0
 
 
@@ -71,6 +75,16 @@ def _print_hits(hits: Sequence[HitRow]) -> None:
     print(f"hit rates of the production cache, exact: nothing to calibrate ({SOURCE})")
     for row in hits:
         print(f"  {row.what:54} published {row.published:5.2f}  ours {row.ours:5.3f}  {row.error:+5.0%}")
+
+
+def _print_requests(found: TimingAgreement) -> None:
+    print(f"requests of one engine, simulated against measured ({SETUP}): not calibrated")
+    for name, part in (("time to first token", found.ttft), ("time per output token", found.tpot), ("whole", found.e2e)):
+        print(
+            f"  {name:22} {part.count} requests: median |error| {part.median_error:.0%}, "
+            f"median error {part.median_signed:+.0%}, too low {part.share_low:.0%}, rank correlation{_tau(part.tau)}"
+        )
+    print(f"  {'until the last token':22} {found.duration_error:+.0%}")
 
 
 def _append(path: Path, result: Validation) -> None:
