@@ -181,7 +181,9 @@ def _conclude(options: argparse.Namespace, recording: Recording, costs: dict[str
     return arm.summary.exit_code
 
 
-def write_run(folder: Path, arms: list[Arm], recordings: list[Recording], costs: dict[str, StepCost], title: str) -> None:
+def write_run(
+    folder: Path, arms: list[Arm], recordings: list[Recording], costs: dict[str, StepCost], title: str, subtitle: str = ""
+) -> None:
     """Recordings as JSON lines, summaries as JSON, and one report, into `folder`."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -189,7 +191,7 @@ def write_run(folder: Path, arms: list[Arm], recordings: list[Recording], costs:
             name = arm.name.replace(" ", "-")
             write_recording(folder / f"{name}.jsonl", recording)
             (folder / f"{name}.summary.json").write_bytes(result_json(arm.summary))
-        write_report(folder / "report.html", arms, title=f"rackserve {title}", costs=costs)
+        write_report(folder / "report.html", arms, title=f"rackserve {title}", subtitle=subtitle, costs=costs)
     except OSError as error:
         raise FileFormatError(f"{folder}: cannot be written ({error.strerror}); choose another with --out") from error
 

@@ -120,8 +120,10 @@ def run_demo(options: argparse.Namespace) -> int:
     for name, changes in ARMS.items():
         print(f"arm {name}: {', '.join(f'{key} = {value}' for key, value in changes.items())}", flush=True)
     code = 0
+    changed = [name for name in (options.model, options.parallel) if name and name != "embedded"]
+    out = options.out or "-".join(["runs/demo", *changed])  # costs of one model are of no use to another
     for seed in seeds:
-        folder = prepare_folder(f"{options.out}/seed-{seed}" if len(seeds) > 1 else options.out)
+        folder = prepare_folder(f"{out}/seed-{seed}" if len(seeds) > 1 else out)
         code = max(code, _Demo(options, stage, seed, folder).run())
     return code
 
@@ -150,7 +152,9 @@ class _Demo:
                 costs.update({f"{spec.label} {role}": cost for role, cost in fitted.items()})
                 recordings.append(replay_simulated(spec, settings.rack, self._layout, fitted, link_of(settings)))
         arms = [arm_of(recording) for recording in recordings]
-        write_run(self._folder, arms, recordings, costs, "demo")
+        about = [f"model {self._options.model}", *([f"devices {self._options.parallel}"] if self._options.parallel else [])]
+        about += [f"seed {self._seed}", *self._arms]
+        write_run(self._folder, arms, recordings, costs, "demo", "; ".join(about))
         write_costs(self._folder, calibrate(*(recording.events for recording in live)))
         print_comparison(arms)
         code = max(arm.summary.exit_code for arm in arms)

@@ -87,6 +87,10 @@ def describe_model(settings: Settings, layout: KvLayout) -> Served:
     if settings.server.tokenizer:
         folder = Path(settings.server.tokenizer)
     tokenizer = Tokenizer.from_folder(folder) if folder else NumberTokenizer(vocab_size, eos_ids)
+    if spec.kind != "digest" and tokenizer.vocab_size > vocab_size:
+        raise ConfigError(
+            f"{folder}: the tokenizer has {tokenizer.vocab_size} token ids, the model {vocab_size}; use that of this model"
+        )
     template: ChatTemplate | DsmlTemplate | None = None
     if spec.kind == "llama":
         template = ChatTemplate.from_folder(files.path)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 import socket
 from pathlib import Path
@@ -71,6 +72,11 @@ def test_a_deepseek_model_with_its_tokenizer_can_chat(tmp_path: Path) -> None:
     folder = shutil.copytree(GOLDEN_FOLDER, tmp_path / "model")
     complete(folder)
     spec = RunnerSpec(kind="deepseek_v41", model=str(folder), block_tokens=32)
+    with pytest.raises(ConfigError, match=r"the tokenizer has \d+ token ids, the model 512"):
+        describe_model(msgspec.structs.replace(settings(""), runner=spec), layout_of(spec))
+    config = json.loads((folder / "config.json").read_text())
+    config["text_config"]["vocab_size"] = 129_280
+    (folder / "config.json").write_text(json.dumps(config))
     served = describe_model(msgspec.structs.replace(settings(""), runner=spec), layout_of(spec))
     assert served.tokenizer.vocab_size > 129_000 and isinstance(served.template, DsmlTemplate)
 
@@ -90,6 +96,8 @@ def test_a_template_may_name_the_tokens_of_its_model(tokenizer: str, tmp_path: P
     from tests.model.tiny import write_folder
 
     write_folder(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"vocab_size": 50_000}))  # as many as the tokenizer has
     (tmp_path / "tokenizer_config.json").write_text('{"bos_token": "<s>"}')
     (tmp_path / "chat_template.jinja").write_text("{{ bos_token }}{{ messages[0].content }}")
     spec = msgspec.structs.replace(settings(tokenizer), runner=RunnerSpec(kind="llama", model=str(tmp_path)))

@@ -131,6 +131,7 @@ class Supervisor:
         self._next_segment = 0
         self._tasks: list[asyncio.Task[None]] = []
         self._drained = loop.create_future()
+        self._draining = False
         self._ranks: dict[NodeId, _Supervised] = {}
         for role in ROLES:
             for worker in topology.workers(role):
@@ -166,6 +167,7 @@ class Supervisor:
 
     async def drain(self, limit_s: float) -> bool:
         """Let running requests end and take no new ones. False if some still run after `limit_s`."""
+        self._draining = True
         self._wire.send(SUPERVISOR, FRONTEND, Drain(SUPERVISOR))
         done, _ = await asyncio.wait((self._drained,), timeout=limit_s)
         return bool(done)
@@ -265,11 +267,14 @@ class Supervisor:
             self._regions.drop(segment_region(rank.segment))
 
     async def _tend(self, rank: _Supervised) -> None:
-        """Restart `rank` whenever it ends, until it has ended too often."""
+        """Restart `rank` whenever it ends, until it has ended too often or the rack drains."""
         while rank.process is not None:
             await asyncio.wait((rank.process.exited,))
-            log.warning("rank %s %s; starting it again", rank.worker, how_it_ended(rank.process.exited.result()))
+            end = how_it_ended(rank.process.exited.result())
+            log.warning("rank %s %s; %s", rank.worker, end, "the rack is ending" if self._draining else "starting it again")
             self._announce_down(rank)
+            if self._draining:
+                return
             while rank.state != "starting":
                 pause = self._restart_pause(rank)
                 if pause < 0:
