@@ -9,6 +9,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from pathlib import Path
 
+from rackserve.reproduction.curve_files import write_curves
 from rackserve.reproduction.figures import published
 from rackserve.reproduction.predictions import predict
 from rackserve.reproduction.setups import all_setups
@@ -36,6 +37,7 @@ def reproduce(options: argparse.Namespace) -> int:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "reproduction.md").write_text(text)
         (folder / "reproduction.json").write_bytes(document(rows, runs, head))
+        write_curves(folder, setups, runs)
     return 0
 
 

@@ -18,7 +18,7 @@ from rackserve.validation.silicon import Silicon, compare_silicon
 NOT_SET_UP = (
     "times to first token of the silicon table: they are of queues, and arrivals are not part of it",
     "pool against round robin on GB200 (vLLM and Mooncake, May 2026): no cost model of Kimi",
-    "token-aware routing on H100 (llm-d, August 2026): ranks that mix prefill and decode",
+    "token-aware routing on H100 (llm-d, August 2026): no router over engines that mix prompts and decode",
     "pull from a peer against computing again (llm-d, August 2026): no cost model of gpt-oss",
 )
 """Known measurements that nothing here is compared with, and why."""
