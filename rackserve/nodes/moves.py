@@ -41,7 +41,7 @@ class Moves:
         rank_of: Callable[[Sequence], Rank],
     ) -> None:
         self._store = store
-        self._layout = layout
+        self._slot_bytes: dict[GroupName, int] = {"full": layout.block_bytes, "window": layout.window_bytes}
         self._alarms = alarms
         self._limit_ns = limit_ns
         self._ports = ports
@@ -94,16 +94,13 @@ class Moves:
                 move.transfer.kind,
                 self._rank_of(move.sequence),
                 move.transfer.num_slots,
-                sum(len(copy.source_slots) * self._slot_bytes(copy.group) for copy in move.transfer.copies),
+                sum([len(copy.source_slots) * self._slot_bytes[copy.group] for copy in move.transfer.copies]),
                 self._ports.clock.now() - move.started,
                 "finished" if finished else "failed",
             )
         )
         move.on_end(finished)
         return move.sequence
-
-    def _slot_bytes(self, group: GroupName) -> int:
-        return self._layout.block_bytes if group == "full" else self._layout.window_bytes
 
 
 def pool_copies(

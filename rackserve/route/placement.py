@@ -77,8 +77,9 @@ class LeastUncachedWork:
         self._rotation = Rotation()
 
     def place(self, session: str, candidates: Sequence[Candidate]) -> Candidate:
-        least = min((candidate.cost, candidate.queued_tokens) for candidate in candidates)
-        return self._rotation.choose([c for c in candidates if (c.cost, c.queued_tokens) == least])
+        costs = [(candidate.cost, candidate.queued_tokens) for candidate in candidates]
+        least = min(costs)
+        return self._rotation.choose([candidate for candidate, cost in zip(candidates, costs, strict=True) if cost == least])
 
 
 class SessionAffinity:

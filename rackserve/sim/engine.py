@@ -81,8 +81,8 @@ class TimedRunner:
         return StepResult(step.dp_rank, tuple(items), num_passes, drawn)
 
 
-FIRST_PASSES = 32
-"""So many passes of a step are looked ahead at first, then twice as many each time: most are interrupted soon."""
+FIRST_PASSES = 128
+"""So many passes of a step are looked ahead at first, then twice as many each time: most are interrupted before their end."""
 
 
 class _Course:

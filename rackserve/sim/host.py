@@ -99,24 +99,18 @@ class SimHost:
                 self.now = until
                 return
             self.now, _, name, life, what = heappop(self._heap)
-            self._handle(name, life, what)
+            if callable(what):
+                what()
+            elif self._lives.get(name) == life and name in self.nodes:
+                self.num_events += 1
+                if self.keeps_digest:
+                    self._digest.update(self._encode((self.now, name, what)))
+                self.nodes[name].handle(what)
             left -= 1
             if self.after_event is not None:
                 self.after_event()
             if done is not None and done():
                 return
-
-    def _handle(self, name: NodeId, life: int, what: Message | Callable[[], None]) -> None:
-        if callable(what):
-            what()
-            return
-        node = self.nodes.get(name)
-        if node is None or self._lives[name] != life:
-            return
-        self.num_events += 1
-        if self.keeps_digest:
-            self._digest.update(self._encode((self.now, name, what)))
-        node.handle(what)
 
     @property
     def is_idle(self) -> bool:

@@ -9,7 +9,7 @@ import msgspec
 from rackserve.base.ids import NodeId
 from rackserve.base.kv_layout import KvLayout
 from rackserve.base.messages import TransferFailed, TransferFinished
-from rackserve.base.transfer import Copy, Region, Transfer
+from rackserve.base.transfer import Copy, GroupName, Region, Transfer
 from rackserve.base.units import NS_PER_S, Time
 from rackserve.sim.host import SimHost
 
@@ -30,6 +30,7 @@ class SimRegions:
     def __init__(self, layout: KvLayout, *, backed: bool) -> None:
         self.layout = layout
         self.backed = backed
+        self._slot_bytes: dict[GroupName, int] = {"full": layout.block_bytes, "window": layout.window_bytes}
         self._regions: dict[Region, tuple[bytearray, int]] = {}
 
     def create(self, name: Region, num_blocks: int, num_windows: int) -> memoryview:
@@ -52,7 +53,7 @@ class SimRegions:
         source, source_blocks = self._regions[copy.source]
         target, target_blocks = self._regions[copy.target]
         full = copy.group == "full"
-        size = self.layout.block_bytes if full else self.layout.window_bytes
+        size = self._slot_bytes[copy.group]
         source_base = 0 if full else source_blocks * self.layout.block_bytes
         target_base = 0 if full else target_blocks * self.layout.block_bytes
         for here, there in zip(copy.source_slots[:num_slots], copy.target_slots[:num_slots], strict=True):
@@ -60,11 +61,8 @@ class SimRegions:
             target[to : to + size] = source[at : at + size]
 
     def num_bytes(self, transfer: Transfer) -> int:
-        layout = self.layout
-        return sum(
-            len(copy.source_slots) * (layout.block_bytes if copy.group == "full" else layout.window_bytes)
-            for copy in transfer.copies
-        )
+        """Bytes a transfer moves over the wire."""
+        return sum([len(copy.source_slots) * self._slot_bytes[copy.group] for copy in transfer.copies])
 
 
 class SimStore:
