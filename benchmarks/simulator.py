@@ -136,7 +136,8 @@ def run(options: Options) -> Result:
     notes = [f"{name}: {each.requests:,} requests, {each.events:,} events, {each.outputs:,} output tokens, "
              f"{each.simulated_ns / 1e9:,.0f} s of simulated time." for name, each in runs.items()]  # fmt: skip
     notes.append(
-        "Decode is simulated step by step, so the cost of a request grows with its output tokens. Peak memory is that of the "
+        "Decode is planned step by step here (rack_simulation has it in closed form), so the cost of a request grows with its "
+        "output tokens. Peak memory is that of the "
         "whole process after the first run of that size, sizes in ascending order."
     )
     question = "How many requests does a second of CPU simulate, and how much of that is the event loop itself?"

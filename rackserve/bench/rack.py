@@ -76,7 +76,7 @@ def summarize_rack(recorded: Iterable[RecordedEvent], duration_ns: Time) -> Rack
             rank.fetched += event.fetched_tokens
         elif isinstance(event, ev.StepDone) and not event.dummy:
             rank = work.setdefault(str(event.rank), _Work())
-            rank.steps += 1
+            rank.steps += event.num_passes
             rank.busy_ns += event.duration_ns
         elif isinstance(event, ev.TransferDone):
             transfers[f"{event.kind} {event.outcome}"] += 1
