@@ -62,15 +62,15 @@ def test_a_truncated_model_file_is_named(tmp_path: Path) -> None:
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:5_000])
     code, errors = fails(tmp_path, "serve", "--port", "0", "--model", str(folder))
-    assert code == 4
+    assert code == 3
     assert "ended with exit code 3 before it was ready" in errors
     assert f"FileFormatError: {weights}: truncated" in errors.splitlines()[-1]
 
 
-def test_a_topology_no_live_rack_can_have_is_refused(tmp_path: Path, digest: list[str]) -> None:
-    code, errors = fails(tmp_path, "serve", "--port", "0", *digest, "--set", "topology.decode_ranks=2")
+def test_devices_that_a_model_cannot_be_split_over_are_refused(tmp_path: Path) -> None:
+    code, errors = fails(tmp_path, "serve", "--port", "0", "--model", "golden", "--set", "topology.decode_tp=4")
     assert code == 2
-    assert errors.startswith("rackserve: topology.decode_ranks is 2") and errors.count("\n") == 1
+    assert errors.startswith("rackserve: tensor parallel 4: o_groups") and errors.count("\n") == 1
 
 
 def test_help_is_quick_because_it_imports_nothing_heavy() -> None:
