@@ -66,7 +66,8 @@ class TimedRunner:
         """`drawn_by` for `ahead` and the numbers after it, as many as `num_passes`."""
         if self._mean == 1.0:
             return range(ahead, ahead + num_passes)
-        return [self.drawn_by(number) for number in range(ahead, ahead + num_passes)]
+        mean, before = self._mean, floor(self._passes * self._mean)
+        return [floor(at * mean) - before for at in range(self._passes + ahead, self._passes + ahead + num_passes)]
 
     def run(self, step: Step, num_passes: int = 1) -> StepResult:
         drawn = self.drawn_by(num_passes)

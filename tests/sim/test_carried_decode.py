@@ -28,7 +28,9 @@ from rackserve.sim.rack import SimRack
 from rackserve.sim.store import LinkCost
 
 BLOCK = 8
-LAYOUT = KvLayout(BLOCK, (KvGroup("kv", "full", 1000),))
+KV, STATE = KvGroup("kv", "full", 1000), KvGroup("state", "window", 500)
+LAYOUTS = (KvLayout(BLOCK, (KV,)), KvLayout(BLOCK, (KV, STATE), replay_tokens=5), KvLayout(BLOCK, (KV, STATE)))
+"""Models without a resume state, with one that is computed again, and with one that is stored."""
 
 
 @dataclass(slots=True)
@@ -113,7 +115,7 @@ def run(seed: int, *, carry: bool, faults: FaultPlan | None = None, checked: boo
     """The drawn rack and load of `seed`; decode steps are planned one by one, or with `carry` only when something changes."""
     chance = Stream("carried", seed)
     num_draft = 3 if chance.chance(0.3) else 0
-    blocks = chance.between(14, 60)
+    blocks, layout = chance.between(14, 60), LAYOUTS[chance.below(3)]
     topology = Topology(
         prefill_workers=chance.between(1, 3),
         decode_workers=chance.between(1, 2),
@@ -123,6 +125,8 @@ def run(seed: int, *, carry: bool, faults: FaultPlan | None = None, checked: boo
         decode_blocks=blocks,
         pool=chance.chance(0.6),
         segment_blocks=chance.between(4, 60),
+        rank_windows=chance.between(6, 40),
+        segment_windows=chance.between(2, 20),
     )
     scheduler = SchedulerConfig(
         max_batched_tokens=64, max_sequences=chance.between(2, 12), max_steps_in_flight=1, num_draft=num_draft, carry=carry
@@ -138,7 +142,7 @@ def run(seed: int, *, carry: bool, faults: FaultPlan | None = None, checked: boo
         return lambda step: cost.duration_ns(step.num_tokens, step.attended, step.num_sequences, step.context_tokens)
 
     times = {"prefill": time_of(costs[0]), "decode": time_of(costs[1])}
-    rack = SimRack(config, LAYOUT, lambda arena, size: TimedRunner(mean), times, LinkCost(99_991, 1e8), backed=False)  # type: ignore[arg-type]
+    rack = SimRack(config, layout, lambda arena, size: TimedRunner(mean), times, LinkCost(99_991, 1e8), backed=False)  # type: ignore[arg-type]
     clients: list[Client] = []
     sessions, cancels = chance.between(1, 14), (0.0, 0.2)[chance.below(2)]
     outcome = Outcome({}, 0)
