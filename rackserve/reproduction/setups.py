@@ -19,8 +19,8 @@ RACK_PREFILL, RACK_DECODE = 48, 24
 SLICE = 12
 """Of a rack of 72 chips one part in so many is simulated, with as small a part of its sessions."""
 
-RUBIN_LANES = (6_000, 12_000, 18_000, 24_000, 30_000)
-GB300_LANES = (600, 3_000, 6_000, 9_000, 12_000)
+RUBIN_LANES = (6_000, 12_000, 18_000, 24_000, 30_000, 42_000, 54_000)
+GB300_LANES = (600, 3_000, 6_000, 9_000, 12_000, 18_000, 24_000)
 """Live sessions of the whole rack at each point of its curve."""
 
 ASSUMPTIONS = (

@@ -129,21 +129,26 @@ def _misses(rows: Sequence[Row]) -> list[str]:
             reasons.append(f"1 % of step time moves it by {moved:.1f} %")
         if row.within_band:
             reasons.append("the published figure lies within the band")
-        lines.append(f"- {row.figure.what}: {'; '.join(reason for reason in reasons if reason)}.")
+        given = "; ".join(reason for reason in reasons if reason) or "no reason is known"
+        lines.append(f"- {row.figure.what}: {given}.")
     return lines or ["None."]
 
 
 REASONS = {
+    "rubin-387": "hangs on the hit rate of the window, like both peaks",
+    "gb300-peak": "what a rack can take hangs on its misses: throughput is what prefill computes over the share that missed",
+    "rubin-kept": "hangs on the split of chips between prefill and decode, which is not published",
     "gb300-387": "the published point lies at the edge of GB300's curve, where the spread of step times decides",
     "ratio-387": "its divisor is a point at the edge of a curve: a ratio there says little",
-    "pool-requests": "follows from the two times to first token and the pinned hit rate, below",
-    "pinned-ttft": "the size of the caches and how long the test ran are not known; the queue grows as long as it runs",
-    "pool-ttft": "the published rack was near saturation; ours is not with the prompts of our window, which are shorter",
-    "pinned-hit": "the size of the caches is not published for this test, and around the knee the hit rate hangs on it",
+    "pool-requests": "hangs on whether caches of 180 GB a rank hold all sessions: where prompts are shorter than the corpus' "
+    "mean they do, and the pool has little to add",
+    "pinned-hit": "the size of the caches is not published for this test",
+    "pinned-ttft": "near saturation the queue hangs on the last few percent of load, so on the mean prompt of the window",
+    "pool-ttft": "near saturation the queue hangs on the last few percent of load, so on the mean prompt of the window",
     "sticky-ttft": "load, trace and step model of the published simulation are not known",
     "least-ttft": "load, trace and step model of the published simulation are not known",
-    "sticky-idle": "load and step model of the published simulation are not known",
-    "least-idle": "load and step model of the published simulation are not known",
+    "sticky-idle": "load, trace and step model of the published simulation are not known",
+    "least-idle": "load, trace and step model of the published simulation are not known",
     "prefill-step": "most of the gain lies in kernels of which nothing was published",
     "decode-step": "most of the gain lies in kernels of which nothing was published",
 }

@@ -9,7 +9,7 @@ import pytest
 import rackserve.reproduction
 from rackserve.reproduction.figures import published
 from rackserve.reproduction.predictions import Prediction, predict
-from rackserve.reproduction.table import amount, document, markdown, rows_of, score_of
+from rackserve.reproduction.table import REASONS, amount, document, markdown, rows_of, score_of
 from tests.reproduction.runs import RUNS
 
 
@@ -62,6 +62,10 @@ def test_every_figure_assumption_and_miss_is_printed() -> None:
     assert "3 x DEP2: median TTFT, pool: its set-up was not run." in text
     full = markdown(rows_of(published(), predict(RUNS)), RUNS, "head")
     assert "| three-pool | 1,000 |" in full and "1 % of step time moves it by" in full
+
+
+def test_reasons_are_given_for_held_out_figures_alone() -> None:
+    assert {published()[name].role for name in REASONS} == {"held-out"}
 
 
 def test_the_document_is_json_with_all_rows() -> None:
