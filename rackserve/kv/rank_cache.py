@@ -177,7 +177,7 @@ class RankCache:
         if surplus >= 0:
             self._windows.free([surplus])
 
-    def state(self, lease: Lease) -> int:
+    def state_slot(self, lease: Lease) -> int:
         """The slot with the resume state at the end of the lease's committed blocks, or -1; stays put until the next commit."""
         return NO_SLOT if lease._run is None else self._cache.window_slot(lease._run)
 

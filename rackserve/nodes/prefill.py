@@ -79,7 +79,7 @@ class PrefillNode:
         """True: it has its blocks now. False: they cannot be had yet. None: another sequence is computing its next block."""
         worker, cache, limit = self.worker, self.worker.caches[dp_rank], self._reusable(sequence)
         matched = cache.match(sequence.chain, limit)
-        if self._is_coming(sequence, matched, dp_rank):
+        if self._waits_for_sibling(sequence, matched, dp_rank):
             return None
         present = cache.present(sequence.chain, limit)
         if not worker.acquire(sequence, dp_rank, matched, blocks_for(sequence.request.num_tokens, worker.layout.block_tokens)):
@@ -104,7 +104,7 @@ class PrefillNode:
         """Blocks of the prompt that need not be computed if they are had; its last token always is, as output starts there."""
         return (sequence.request.num_tokens - 1) // self.worker.layout.block_tokens
 
-    def _is_coming(self, sequence: Sequence, matched: int, dp_rank: int) -> bool:
+    def _waits_for_sibling(self, sequence: Sequence, matched: int, dp_rank: int) -> bool:
         """Whether an admitted sequence of this rank will yield the first block this one lacks: then computing it is waste.
 
         Where resume needs a stored state, that sequence is asked to leave one where the two part; if it is past that, no.
@@ -210,7 +210,7 @@ class PrefillNode:
                     sequence.stored.append((first + num_blocks, state))
                 worker.commit(sequence)
                 if found.window_slot is not None and lease is not None:
-                    sequence.restore = state if state == sequence.end_slot else cache.state(lease)
+                    sequence.restore = state if state == sequence.end_slot else cache.state_slot(lease)
             self._ready(sequence)
             worker.on_room(worker.dp_rank(sequence))  # siblings may have waited for these blocks
 

@@ -239,7 +239,7 @@ class Worker:
             if num_blocks <= lease.committed:
                 cache.commit_window(lease, num_blocks, slot)
                 if slot == sequence.boundary_slot:
-                    sequence.boundary_slot = cache.state(lease)  # another sequence may have stored the same state before
+                    sequence.boundary_slot = cache.state_slot(lease)  # another sequence may have stored the same state before
         sequence.stored.clear()
         return lease.committed
 

@@ -303,14 +303,14 @@ class Scheduler:
             sample,
             sequence.request.num_emitted + len(sequence.outputs) + sequence.sampling,
             sequence.request.sampling,
-            num_draft,
-            sequence.restore,
-            state,
-            sequence.request.logprobs,
-            state_at,
-            sequence.token_bytes(start - num_before, num_before),
-            max(0, min(sequence.replay_end - start, num_tokens)),
-            max(0, prompt - layout.tail_tokens) if layout.tail_tokens and start < prompt else 0,
+            num_draft=num_draft,
+            restore=sequence.restore,
+            snapshot=state,
+            snapshot_at=state_at,
+            logprobs=sequence.request.logprobs,
+            history=sequence.token_bytes(start - num_before, num_before),
+            replayed=max(0, min(sequence.replay_end - start, num_tokens)),
+            full_from=max(0, prompt - layout.tail_tokens) if layout.tail_tokens and start < prompt else 0,
         )
         sequence.restore = -1
         if not sequence.sent_blocks:

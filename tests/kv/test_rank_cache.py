@@ -348,17 +348,17 @@ def test_misuse_is_refused() -> None:
 def test_the_state_at_the_end_of_what_a_lease_has_committed_stays_put_under_it() -> None:
     cache = RankCache(RANK, HYBRID, 8, 1)
     first = cache.acquire(b"", 0, 2)
-    assert first is not None and cache.state(first) == -1
+    assert first is not None and cache.state_slot(first) == -1
     window = cache.allocate_window(first)
     assert window is not None
     cache.commit(first, Words().chain("ab"), 2)
-    assert cache.state(first) == -1  # blocks, but no state yet
+    assert cache.state_slot(first) == -1  # blocks, but no state yet
     cache.commit_window(first, 2, window)
-    assert cache.state(first) == window
+    assert cache.state_slot(first) == window
     assert cache.allocate_window(first) is None  # it is not taken away while the lease lives
     cache.release(first)
     reader = cache.acquire(Words().chain("ab"), 2, 0)
-    assert reader is not None and cache.state(reader) == window
+    assert reader is not None and cache.state_slot(reader) == window
 
 
 def test_where_state_is_computed_again_blocks_alone_are_a_hit() -> None:
