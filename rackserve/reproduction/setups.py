@@ -35,6 +35,7 @@ ASSUMPTIONS = (
     "reading it is free. With the pool: what weights leave of each chip's memory, and 80 % of the trays' host memory.",
     "A fetch takes 200 us and 200 GB/s, one at a time for each group; look-ups do not hold up steps. The n-gram tables lie in "
     "host memory: reading their rows takes time, but what they take of the pool's room is not counted.",
+    "A prefill step has at most 32,768 tokens a rank on Rubin, as the published profile, and 8,192 on GB300, as its recipe.",
     "Decode takes a constant 3.51 tokens a step. Pairs in lockstep take the time of their slower rank. 3 and 12 pairs have "
     "4 and 8 decode chips of a group of 32; 12 pairs have 7,000 sessions (neither is published).",
     "Measured for 120 s after 60 s (3 pairs: 240 s after 120 s; the published test's duration is not known). One seed.",
