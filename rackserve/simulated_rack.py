@@ -90,6 +90,8 @@ class SimulatedSetup(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.chip not in RACK_OF:
             raise ConfigError(f"chip {self.chip[:40]!r} has no rack; choose one of {', '.join(RACK_OF)}")
+        if self.settle_s < 0 or not self.window_s > 0:
+            raise ConfigError(f"settle_s must be at least 0 and window_s above 0, got {self.settle_s} and {self.window_s}")
         if not 1 <= self.decode_ranks <= self.decode_width:
             raise ConfigError(f"decode_ranks must be from 1 to decode_width {self.decode_width}, got {self.decode_ranks}")
 

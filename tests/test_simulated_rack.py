@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from math import isfinite
+
 import msgspec
 import pytest
 
@@ -80,3 +82,12 @@ def test_set_ups_that_cannot_be_are_refused() -> None:
         msgspec.structs.replace(SETUP, chip="h100")
     with pytest.raises(ConfigError, match="decode_ranks"):
         msgspec.structs.replace(SETUP, decode_ranks=33)
+    with pytest.raises(ConfigError, match="window_s above 0"):
+        msgspec.structs.replace(SETUP, window_s=0.0)
+
+
+def test_a_window_in_which_nothing_ends_has_zeros_and_no_averages(sessions: tuple[Session, ...]) -> None:
+    found = simulate_rack(msgspec.structs.replace(SETUP, concurrency=1, settle_s=0.0, window_s=1e-6), sessions)
+    assert (found.num_requests, found.requests_per_s, found.tokens_per_request, found.total_per_gpu) == (0, 0.0, 0.0, 0.0)
+    assert (found.hit_rate, found.ttft_p50_s, found.interactivity_p90) == (None, None, None)
+    assert all(value is None or isfinite(value) for value in msgspec.to_builtins(found).values())
