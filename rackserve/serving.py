@@ -94,6 +94,8 @@ def describe_model(settings: Settings, layout: KvLayout) -> Served:
     template: ChatTemplate | DsmlTemplate | None = None
     if spec.kind == "llama":
         template = ChatTemplate.from_folder(files.path)
+    elif spec.kind == "digest" and folder:
+        template = ChatTemplate.from_folder(folder)
     elif spec.kind == "deepseek_v41" and folder:
         template = DsmlTemplate()
     limit = min(context, room)

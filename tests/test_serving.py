@@ -68,6 +68,14 @@ def test_a_model_without_a_tokenizer_is_spoken_to_in_numbers() -> None:
     assert golden.tokenizer.vocab_size == 512 and golden.template is None
 
 
+def test_the_toy_model_chats_if_its_tokenizer_has_a_template(tokenizer: str, tmp_path: Path) -> None:
+    assert describe_model(settings(tokenizer), LAYOUT).template is None
+    folder = shutil.copytree(tokenizer, tmp_path / "chat")
+    (folder / "chat_template.jinja").write_text("{% for message in messages %}{{ message.content }}{% endfor %}")
+    template = describe_model(settings(str(folder)), LAYOUT).template
+    assert template is not None and template.render([{"role": "user", "content": "00ff"}]) == "00ff"
+
+
 def test_a_deepseek_model_with_its_tokenizer_can_chat(tmp_path: Path) -> None:
     folder = shutil.copytree(GOLDEN_FOLDER, tmp_path / "model")
     complete(folder)

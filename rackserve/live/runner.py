@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from rackserve.base.errors import ConfigError
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from rackserve.model.parallel import Collectives
 
 MAX_BLOCK_TOKENS = 65_536
+MAX_PACE = 1e6
+"""Milliseconds a step, microseconds a token."""
 
 log = logging.getLogger("rackserve.live")
 
@@ -39,6 +42,7 @@ class RunnerSpec(RunnerOptions, frozen=True, forbid_unknown_fields=True, kw_only
     block_tokens  token positions per KV block
     vocab_size    token ids (digest)
     window        whether KV has a resume state beside the blocks (digest)
+    step_ms, token_us  a step takes at least step_ms and token_us for each of its tokens (digest): a rack of known speed
     """
 
     kind: Literal["digest", "llama", "deepseek_v41"] = "digest"
@@ -47,11 +51,16 @@ class RunnerSpec(RunnerOptions, frozen=True, forbid_unknown_fields=True, kw_only
     block_tokens: int = 16
     vocab_size: int = 64
     window: bool = False
+    step_ms: float = 0.0
+    token_us: float = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require_range("runner", self, ("block_tokens",), 1, MAX_BLOCK_TOKENS)
         require_range("runner", self, ("vocab_size",), 1, MAX_COUNT)
+        require_range("runner", self, ("step_ms", "token_us"), 0, MAX_PACE)
+        if self.kind != "digest" and (self.step_ms or self.token_us):
+            raise ConfigError(f"runner.step_ms and runner.token_us mean nothing to runner.kind {self.kind}; leave them out")
         plain = RunnerOptions()
         changed = [name for name in RunnerOptions.__struct_fields__ if getattr(self, name) != getattr(plain, name)]
         if changed and self.kind != "deepseek_v41":
@@ -61,6 +70,24 @@ class RunnerSpec(RunnerOptions, frozen=True, forbid_unknown_fields=True, kw_only
     def options(self) -> RunnerOptions:
         """The part a deepseek_v41 engine sees."""
         return RunnerOptions(**{name: getattr(self, name) for name in RunnerOptions.__struct_fields__})
+
+
+class PacedRunner:
+    """A runner whose steps take at least `step_ms` milliseconds and `token_us` microseconds for each token."""
+
+    __slots__ = ("_runner", "_step_s", "_token_s", "layout")
+
+    def __init__(self, runner: Runner, step_ms: float, token_us: float) -> None:
+        self.layout = runner.layout
+        self._runner = runner
+        self._step_s = step_ms / 1e3
+        self._token_s = token_us / 1e6
+
+    def run(self, step: Step) -> StepResult:
+        due = time.monotonic() + self._step_s + self._token_s * step.num_tokens
+        result = self._runner.run(step)
+        time.sleep(max(0.0, due - time.monotonic()))
+        return result
 
 
 def layout_of(spec: RunnerSpec) -> KvLayout:
@@ -141,7 +168,8 @@ def open_runner(spec: RunnerSpec, arena: memoryview, num_blocks: int, collective
     ConfigError if the model cannot be split so. Logs one line if what it computes or how is not the plain thing.
     """
     if spec.kind == "digest":
-        return DigestRunner(arena, num_blocks, layout_of(spec), spec.vocab_size)
+        digest = DigestRunner(arena, num_blocks, layout_of(spec), spec.vocab_size)
+        return PacedRunner(digest, spec.step_ms, spec.token_us) if spec.step_ms or spec.token_us else digest
     import torch
 
     from rackserve.model.files import open_model

@@ -13,6 +13,7 @@ from rackserve.base.errors import ConfigError, ResourceError
 from rackserve.base.step import Step, StepItem
 from rackserve.base.units import MIB
 from rackserve.digest_model import cold_output, digest_layout
+from rackserve.live import runner as runner_module
 from rackserve.live.rack import LiveRack
 from rackserve.live.runner import RunnerSpec, check_drafts, layout_of, open_runner, process_bytes, require_packages
 from rackserve.model import extra
@@ -40,6 +41,21 @@ def test_the_digest_runner_computes_in_the_given_arena() -> None:
     result = open_runner(spec, arena, 4).run(Step(0, (item,)))
     assert list(result.items[0].tokens) == cold_output(tokens, 1, vocab_size=50)
     assert any(arena[:32]) and any(arena[64:96]) and not any(arena[32:64])
+
+
+def test_a_paced_step_takes_as_long_as_asked_for_and_computes_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr(runner_module.time, "monotonic", lambda: 5.0)
+    monkeypatch.setattr(runner_module.time, "sleep", waits.append)
+    tokens = b"".join(token.to_bytes(4, "little") for token in range(6))
+    step = Step(0, (StepItem(1, 0, 6, tokens, (2, 0), sample=True),))
+    paced, plain = (
+        open_runner(spec, memoryview(bytearray(4 * layout_of(spec).block_bytes)), 4)
+        for spec in (RunnerSpec(block_tokens=4, step_ms=40.0, token_us=500.0), RunnerSpec(block_tokens=4))
+    )
+    assert paced.run(step) == plain.run(step) and waits == [pytest.approx(0.043)]
+    with pytest.raises(ConfigError, match=r"runner\.step_ms and runner\.token_us mean nothing to runner\.kind llama"):
+        RunnerSpec(kind="llama", step_ms=1.0)
 
 
 def test_the_layout_is_that_of_the_model() -> None:
