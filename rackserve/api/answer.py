@@ -10,13 +10,14 @@ from contextlib import aclosing
 
 import msgspec
 
+from rackserve.api.call import Call
 from rackserve.api.errors import failure
-from rackserve.api.factory import Call
 from rackserve.api.gateway import Gateway
 from rackserve.base.messages import Output
 from rackserve.base.request import Request
 from rackserve.base.step import TokenLogprobs
 from rackserve.text.detokenizer import Detokenizer
+from rackserve.text.dsml_parser import ContentDelta, OutputDelta
 from rackserve.text.stops import StopFinder
 from rackserve.text.tokenizer import Vocabulary
 
@@ -34,22 +35,30 @@ class TokenEntry(msgspec.Struct, frozen=True):
 
 
 class Ending(msgspec.Struct, frozen=True):
-    """How a choice ended and what it used."""
+    """How a choice ended and what it used. `num_calls`: tool calls that are whole; `stop`: the stop string that ended it."""
 
     finish: str
     prompt_tokens: int
     cached_tokens: int
     output_tokens: int
     attempts: int
+    reasoning_tokens: int = 0
+    num_calls: int = 0
+    stop: str | None = None
 
 
 class Delta(msgspec.Struct, frozen=True):
     """The next piece of choice `index`; the last one has `ending`."""
 
     index: int
-    text: str
+    parts: tuple[OutputDelta, ...] = ()
     entries: tuple[TokenEntry, ...] = ()
     ending: Ending | None = None
+
+    @property
+    def text(self) -> str:
+        """The content in it."""
+        return "".join(part.text for part in self.parts if isinstance(part, ContentDelta))
 
 
 class AnswerReader:
@@ -111,7 +120,8 @@ class AnswerReader:
 async def choice(gateway: Gateway, tokenizer: Vocabulary, call: Call, index: int, gap: Gap) -> AsyncGenerator[Delta, None]:
     """The deltas of choice `index`, the last with its ending. Raises RequestError when the rack refuses or loses it."""
     request = call.requests[index]
-    reader = AnswerReader(tokenizer, request, call.stops)
+    reader = AnswerReader(tokenizer, request, call.ask.stops)
+    parser = call.parser()
     heard = 0.0
     async with aclosing(gateway.generate(request)) as outputs:
         async for output in outputs:
@@ -125,17 +135,21 @@ async def choice(gateway: Gateway, tokenizer: Vocabulary, call: Call, index: int
             ended = output.finish is not None or output.error is not None
             if ended and not reader.stopped and output.finish not in ("stop", "length"):
                 raise failure(output.error or "cancelled", output.detail or "the request was cancelled by the server")
+            parts = parser.feed(text)
             ending = None
             if ended:
+                rest = parser.finish()
+                parts += rest.deltas
                 ending = Ending(
                     finish="stop" if reader.stopped else output.finish or "stop",
                     prompt_tokens=request.num_tokens,
                     cached_tokens=output.usage.cached_tokens if output.usage is not None else 0,
                     output_tokens=reader.num_tokens,
                     attempts=output.attempts,
+                    num_calls=rest.num_calls,
                 )
-            if text or entries or ending is not None:
-                yield Delta(index, text, entries, ending)
+            if parts or entries or ending is not None:
+                yield Delta(index, tuple(parts), entries, ending)
 
 
 async def merge(choices: list[AsyncGenerator[Delta, None]]) -> AsyncGenerator[Delta, None]:

@@ -7,8 +7,10 @@ import threading
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 
+from rackserve.api.call import Call, Caller
+from rackserve.api.dialects.dialect import Dialect
 from rackserve.api.errors import failure
-from rackserve.api.factory import Call, RequestFactory
+from rackserve.api.factory import RequestFactory
 
 
 class Desk:
@@ -21,14 +23,16 @@ class Desk:
         self._places = threading.BoundedSemaphore(factory.limits.preparing)
         self._pool = ThreadPoolExecutor(factory.limits.threads, thread_name_prefix="prepare")
 
-    async def prepare(self, raw: bytes, headers: Mapping[str, str], *, chat: bool) -> Call:
-        """The call in `raw`. Raises RequestError: the factory's, or code `overloaded` at once when too many are waiting."""
+    async def prepare(self, raw: bytes, headers: Mapping[str, str], dialect: Dialect, caller: Caller) -> Call:
+        """The call in `raw`. Raises RequestError: what dialect and factory refuse; at once `overloaded` when too many wait."""
         if not self._places.acquire(blocking=False):
             raise failure("overloaded", f"{self._factory.limits.preparing} requests are waiting to be read (limits.preparing)")
-        work = self._factory.chat if chat else self._factory.completion
-        future = self._pool.submit(work, raw, headers)
+        future = self._pool.submit(self._work, raw, headers, dialect, caller)
         future.add_done_callback(self._leave)
         return await asyncio.wrap_future(future)
+
+    def _work(self, raw: bytes, headers: Mapping[str, str], dialect: Dialect, caller: Caller) -> Call:
+        return self._factory.prepare(dialect.parse(raw, headers), caller)
 
     def _leave(self, _: Future[Call]) -> None:
         self._places.release()

@@ -6,11 +6,10 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-import msgspec
 from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope, Send
 
-from rackserve.api.errors import error_body, error_headers
+from rackserve.api.dialects.dialect import Event
 from rackserve.api.factory import Limits
 from rackserve.base.errors import RequestError
 
@@ -80,15 +79,7 @@ class Exchange:
         await self._start(status, {"content-type": "application/json", **(headers or {}), "content-length": str(len(body))})
         await self._put({"type": "http.response.body", "body": body})
 
-    async def fail(self, error: RequestError) -> None:
-        """Tell `error`: as an HTTP error before the first byte, as one event of the stream after it. Ends the exchange."""
-        if not self.started:
-            await self.reply(error_body(error), status=error.status, headers=error_headers(error))
-            return
-        await self.send_event(error_body(error))
-        await self.end_stream()
-
-    async def send_event(self, data: bytes) -> None:
+    async def send_event(self, event: Event) -> None:
         """One server-sent event; the first one sends the headers."""
         if not self.started:
             await self._start(
@@ -99,11 +90,8 @@ class Exchange:
                     "x-accel-buffering": "no",
                 },
             )
-        await self._put({"type": "http.response.body", "body": b"data: " + data + b"\n\n", "more_body": True})
-
-    async def send_json_event(self, value: Any) -> None:
-        """`value` as one server-sent event."""
-        await self.send_event(msgspec.json.encode(value))
+        name = f"event: {event.name}\n".encode() if event.name else b""
+        await self._put({"type": "http.response.body", "body": name + b"data: " + event.data + b"\n\n", "more_body": True})
 
     async def end_stream(self) -> None:
         """Close the response."""

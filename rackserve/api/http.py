@@ -14,6 +14,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from rackserve.api.desk import Desk
+from rackserve.api.dialects.chat import Chat
+from rackserve.api.dialects.completions import Completions
+from rackserve.api.dialects.dialect import Dialect
 from rackserve.api.endpoint import GenerationEndpoint
 from rackserve.api.errors import error_body, error_headers
 from rackserve.api.factory import RequestFactory
@@ -52,13 +55,15 @@ def create_app(gateway: Gateway, factory: RequestFactory, metrics: Metrics, stat
     async def scrape(_: Request) -> Response:
         return Response(metrics.exposition(), headers={"content-type": CONTENT_TYPE_LATEST})
 
-    completions = GenerationEndpoint(gateway, factory, desk, metrics, state, chat=False)
-    chat = GenerationEndpoint(gateway, factory, desk, metrics, state, chat=True)
+    dialects: dict[str, Dialect] = {"/v1/completions": Completions(), "/v1/chat/completions": Chat()}
+    generation = [
+        Route(path, GenerationEndpoint(gateway, factory, desk, metrics, state, dialect), methods=["POST"])
+        for path, dialect in dialects.items()
+    ]
     return Starlette(
         routes=[
             Route("/v1/models", models),
-            Route("/v1/completions", completions, methods=["POST"]),
-            Route("/v1/chat/completions", chat, methods=["POST"]),
+            *generation,
             Route("/health", health),
             Route("/metrics", scrape),
         ],

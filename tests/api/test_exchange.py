@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from rackserve.api.dialects.dialect import Event
 from rackserve.api.exchange import ClientGone, Exchange
 from rackserve.api.factory import Limits
 from rackserve.base.errors import RequestError
@@ -73,21 +74,15 @@ def test_a_client_that_takes_nothing_is_gone() -> None:
         run(Peer(deaf=True).exchange.reply(b"{}"))
 
 
-def test_an_error_before_the_first_byte_is_an_http_error() -> None:
-    peer = Peer()
-    run(peer.exchange.fail(RequestError("no", status=503)))
-    assert peer.sent[0]["status"] == 503 and (b"retry-after", b"1") in peer.sent[0]["headers"]
-    assert len(peer.sent) == 2 and not peer.sent[1].get("more_body", False)
-
-
-def test_an_error_in_a_stream_is_one_event_and_the_end() -> None:
+def test_the_first_event_brings_the_headers_and_names_have_their_line() -> None:
     peer = Peer()
 
     async def scene() -> None:
-        await peer.exchange.send_json_event({"a": 1})
-        await peer.exchange.fail(RequestError("lost", status=503))
+        await peer.exchange.send_event(Event(b'{"a":1}'))
+        await peer.exchange.send_event(Event(b"2", "ping"))
+        await peer.exchange.end_stream()
 
     run(scene())
-    assert peer.sent[1]["body"] == b'data: {"a":1}\n\n'
-    assert peer.sent[0]["status"] == 200 and peer.sent[2]["body"].startswith(b'data: {"error":')
-    assert peer.sent[3] == {"type": "http.response.body", "body": b""} and len(peer.sent) == 4
+    assert peer.sent[0]["status"] == 200
+    assert [message["body"] for message in peer.sent[1:]] == [b'data: {"a":1}\n\n', b"event: ping\ndata: 2\n\n", b""]
+    assert not peer.sent[3].get("more_body", False)

@@ -6,7 +6,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from rackserve.api.factory import SESSION_HEADERS, Call, Limits
+from rackserve.api.call import Call, Caller
+from rackserve.api.dialects.chat import Chat
+from rackserve.api.dialects.completions import Completions
+from rackserve.api.dialects.openai import SESSION_HEADERS
+from rackserve.api.factory import Limits
 from rackserve.base.errors import ConfigError, RequestError
 from rackserve.base.keys import extend_chain
 from rackserve.text.tokenizer import unpack
@@ -15,11 +19,11 @@ from tests.text.small_model import CHATML, EOS, small_tokenizer
 
 
 def completion(body: dict[str, Any], headers: dict[str, str] | None = None, **settings: Any) -> Call:
-    return factory(**settings).completion(msgspec.json.encode(body), headers or {})
+    return factory(**settings).prepare(Completions().parse(msgspec.json.encode(body), headers or {}), Caller())
 
 
 def chat(body: dict[str, Any], **settings: Any) -> Call:
-    return factory(**settings).chat(msgspec.json.encode(body), {})
+    return factory(**settings).prepare(Chat().parse(msgspec.json.encode(body), {}), Caller())
 
 
 def refusal(body: dict[str, Any], **settings: Any) -> RequestError:
@@ -44,7 +48,7 @@ def test_text_and_its_ids_are_the_same_prompt() -> None:
 def test_messages_become_the_rendered_prompt() -> None:
     call = chat({"messages": [{"role": "user", "content": "hi"}]})
     rendered = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
-    assert call.requests[0].tokens == small_tokenizer().encode(rendered) and call.chat
+    assert call.requests[0].tokens == small_tokenizer().encode(rendered) and call.id.startswith("chatcmpl-")
 
 
 @pytest.mark.parametrize(("asked", "given", "clamped"), [(None, 24, 0), (1, 1, 0), (24, 24, 0), (25, 24, 1), (60, 24, 1)])

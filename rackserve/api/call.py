@@ -1,0 +1,33 @@
+"""One HTTP request, ready to run, and whom it is for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from rackserve.api.ask import Ask
+from rackserve.base.request import Request
+from rackserve.text.answers import AnswerParser
+
+
+class Caller(msgspec.Struct, frozen=True):
+    """Who sent a request, as far as the server has made sure. `tenant`: shares no cache with others; empty: the only one."""
+
+    tenant: str = ""
+
+
+class Call(msgspec.Struct, frozen=True, kw_only=True):
+    """`requests` are the choices: all `n` of the first prompt, then of the second ...
+
+    parser   makes the parser of one choice's text
+    clamped  choices whose limit of output tokens was cut to the room in the context
+    """
+
+    id: str
+    created: int
+    model: str
+    ask: Ask
+    requests: tuple[Request, ...]
+    parser: Callable[[], AnswerParser]
+    clamped: int = 0

@@ -1,0 +1,99 @@
+"""/v1/completions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from rackserve.api.answer import Delta, TokenEntry
+from rackserve.api.ask import Ask
+from rackserve.api.call import Call
+from rackserve.api.dialects.body import parse
+from rackserve.api.dialects.dialect import Event
+from rackserve.api.dialects.openai import UNSUPPORTED, GenerationBody, TopLogprobs
+from rackserve.api.dialects.openai_replies import Json, OpenAiReply, event, finite, spell
+from rackserve.api.errors import error_body
+from rackserve.base.errors import RequestError
+
+
+class CompletionBody(GenerationBody, frozen=True, kw_only=True):
+    """Body of /v1/completions. `prompt`: a text, a list of token ids, or a list of either."""
+
+    prompt: Any = None
+    logprobs: TopLogprobs | None = None
+
+    @property
+    def num_top_logprobs(self) -> int:
+        return -1 if self.logprobs is None else self.logprobs
+
+
+class Completions:
+    """The dialect of /v1/completions."""
+
+    def parse(self, raw: bytes, headers: Mapping[str, str]) -> Ask:
+        body, unknown = parse(raw, CompletionBody, UNSUPPORTED)
+        return msgspec.structs.replace(body.ask("completion", headers, unknown), prompts=tuple(prompts_of(body.prompt)))
+
+    def reply(self, call: Call) -> CompletionReply:
+        return CompletionReply(call)
+
+    def error_body(self, error: RequestError) -> bytes:
+        return error_body(error)
+
+
+class CompletionReply(OpenAiReply):
+    """Text of each choice."""
+
+    kinds = ("text_completion", "text_completion")
+
+    def events(self, delta: Delta) -> list[Event]:
+        events = []
+        if delta.text or delta.entries:
+            events.append(event(self.chunk(delta.index, {"text": delta.text}, self._logprobs(delta.entries))))
+        if delta.ending is not None:
+            self.end(delta)
+            events.append(event(self.chunk(delta.index, {"text": ""}, None, delta.ending.finish)))
+        return events
+
+    def choice(self, deltas: Sequence[Delta]) -> Json:
+        entries = tuple(entry for delta in deltas for entry in delta.entries)
+        return {"text": "".join(delta.text for delta in deltas), "logprobs": self._logprobs(entries)}
+
+    @staticmethod
+    def _logprobs(entries: tuple[TokenEntry, ...]) -> Json | None:
+        if not entries:
+            return None
+        return {
+            "tokens": [spell(entry.raw) for entry in entries],
+            "token_logprobs": [finite(entry.logprob) for entry in entries],
+            "top_logprobs": [{spell(raw): finite(value) for raw, value in entry.top} for entry in entries],
+            "text_offset": [entry.start for entry in entries],
+        }
+
+
+def prompts_of(value: Any) -> list[str] | list[list[int]]:
+    """The prompts of a completion, all texts or all lists of token ids. Raises RequestError (param `prompt`)."""
+    if value is None or value in ("", []):
+        raise RequestError("prompt must not be empty", param="prompt", code="empty_prompt")
+    single = isinstance(value, str) or (isinstance(value, list) and isinstance(value[0], int))
+    try:
+        prompts = msgspec.convert([value] if single else value, list[str] | None)
+    except msgspec.ValidationError:
+        try:
+            return _filled(msgspec.convert([value] if single else value, list[list[int]]))
+        except msgspec.ValidationError as error:
+            raise RequestError(
+                "prompt must be a string, a list of token ids, or a list of either (not mixed)", param="prompt"
+            ) from error
+    return _filled(prompts or [])
+
+
+Prompts = TypeVar("Prompts", list[str], list[list[int]])
+
+
+def _filled(prompts: Prompts) -> Prompts:
+    if not all(prompts):
+        raise RequestError("prompt must not be empty", param="prompt", code="empty_prompt")
+    return prompts

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from rackserve.api.dialects import body as bodies
+from rackserve.api.dialects.chat import ChatBody
+from rackserve.api.dialects.completions import CompletionBody
+from rackserve.api.dialects.openai import UNSUPPORTED
+from rackserve.base.errors import RequestError
+
+
+def parse(raw: bytes, kind: Any) -> tuple[Any, tuple[str, ...]]:
+    return bodies.parse(raw, kind, UNSUPPORTED)
+
+
+def refusal(raw: bytes, kind: Any = CompletionBody) -> RequestError:
+    with pytest.raises(RequestError) as caught:
+        parse(raw, kind)
+    assert caught.value.status == 400
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *[("max_tokens", value) for value in (0, -1, 1.5, "x", True, [])],
+        *[("temperature", value) for value in (-0.1, 2.1, "hot", True)],
+        *[("top_p", value) for value in (0, 1.01, "x")],
+        *[("top_k", value) for value in (-2, 1.5, 2**40)],
+        *[("seed", value) for value in (1.5, "x", 2**63)],
+        *[("n", value) for value in (0, 9, "2")],
+        *[("stop", value) for value in (3, {"a": 1}, ["a", 1])],
+        *[("logprobs", value) for value in (-1, 21, True)],
+        *[("session_id", value) for value in ("", "x" * 257, 3)],
+        *[("stream", value) for value in (1, "yes")],
+        ("ignore_eos", "no"),
+        ("model", 3),
+    ],
+)
+def test_a_value_of_the_wrong_kind_names_its_field(field: str, value: object) -> None:
+    error = refusal(msgspec.json.encode({field: value}))
+    assert error.param == field and str(error).startswith(field)
+
+
+@pytest.mark.parametrize(
+    ("raw", "param"),
+    [
+        (b'{"temperature": 1e999}', "temperature"),
+        (b'{"messages": {"a": 1}}', "messages"),
+        (b'{"messages": ["hi"]}', "messages[0]"),
+        (b'{"logprobs": 1}', "logprobs"),
+        (b'{"stream_options": {"include_usage": 1}}', "stream_options.include_usage"),
+    ],
+)
+def test_chat_fields_are_named_too(raw: bytes, param: str) -> None:
+    assert refusal(raw, ChatBody).param == param
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"{",
+        b"[1]",
+        b'"text"',
+        b"null",
+        b'{"temperature": NaN}',
+        b'{"prompt": "\xff"}',
+        b'{"prompt": "\\ud800"}',
+        b'{"\xff": 1}',
+        b'{"prompt": ' + b"[" * 100_000,
+        b'{"other": ' + b"[" * 100_000,
+    ],
+)
+def test_a_body_that_is_no_json_object_is_refused(raw: bytes) -> None:
+    assert refusal(raw).param is None

@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rackserve.api.dialects import body as bodies
+from rackserve.api.dialects.chat import ChatBody
+from rackserve.api.dialects.completions import CompletionBody, prompts_of
+from rackserve.api.dialects.openai import UNSUPPORTED
+from rackserve.base.errors import RequestError
+
+
+def parse(raw: bytes, kind: Any) -> tuple[Any, tuple[str, ...]]:
+    return bodies.parse(raw, kind, UNSUPPORTED)
+
+
+def refusal(raw: bytes, kind: Any = CompletionBody) -> RequestError:
+    with pytest.raises(RequestError) as caught:
+        parse(raw, kind)
+    assert caught.value.status == 400
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("prompt", "prompts"),
+    [("a", ["a"]), (["a", "b"], ["a", "b"]), ([1, 2], [[1, 2]]), ([[1], [2, 3]], [[1], [2, 3]])],
+)
+def test_a_prompt_is_a_text_or_ids_or_a_list_of_either(prompt: object, prompts: object) -> None:
+    assert prompts_of(prompt) == prompts
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [None, "", [], [""], [[]], ["a", ""], [[1], []], 3, {}, {"a": 1}, [1.5], [True], [1, "a"], ["a", 1], [[1], "a"], [None]],
+)
+def test_any_other_prompt_is_refused_by_name(prompt: object) -> None:
+    with pytest.raises(RequestError) as caught:
+        prompts_of(prompt)
+    assert caught.value.param == "prompt"
+
+
+def test_logprobs_mean_alternatives_per_token() -> None:
+    assert [parse(raw, CompletionBody)[0].num_top_logprobs for raw in (b"{}", b'{"logprobs": 0}', b'{"logprobs": 3}')] == [
+        -1,
+        0,
+        3,
+    ]
+    chats = (b"{}", b'{"logprobs": true}', b'{"logprobs": true, "top_logprobs": 2}', b'{"logprobs": false}')
+    assert [parse(raw, ChatBody)[0].num_top_logprobs for raw in chats] == [-1, 0, 2, -1]

@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from rackserve.api.dialects import body as bodies
+from rackserve.api.dialects.chat import ChatBody
+from rackserve.api.dialects.completions import CompletionBody, Completions
+from rackserve.api.dialects.openai import UNSUPPORTED
+from rackserve.base.errors import RequestError
+
+
+def parse(raw: bytes, kind: Any) -> tuple[Any, tuple[str, ...]]:
+    return bodies.parse(raw, kind, UNSUPPORTED)
+
+
+def refusal(raw: bytes, kind: Any = CompletionBody) -> RequestError:
+    with pytest.raises(RequestError) as caught:
+        parse(raw, kind)
+    assert caught.value.status == 400
+    return caught.value
+
+
+@pytest.mark.parametrize("field", sorted(UNSUPPORTED))
+def test_known_fields_without_effect_are_refused_unless_they_ask_for_nothing(field: str) -> None:
+    error = refusal(msgspec.json.encode({field: ["something", 7]}))
+    assert (error.param, error.code) == (field, "unsupported_parameter")
+    for harmless in (None, *UNSUPPORTED[field]):
+        assert parse(msgspec.json.encode({field: harmless}), CompletionBody)[1] == ()
+
+
+def test_the_usual_unsupported_wishes_are_refused() -> None:
+    for field, value in {"logit_bias": {"5": 1}, "presence_penalty": 0.5, "best_of": 2, "echo": True, "min_tokens": 3}.items():
+        assert refusal(msgspec.json.encode({field: value})).param == field
+    for field, value in {"tools": [{"type": "function"}], "response_format": {"type": "json_object"}}.items():
+        assert refusal(msgspec.json.encode({field: value}), ChatBody).param == field
+
+
+def test_unknown_fields_pass_and_are_told() -> None:
+    ask = Completions().parse(b'{"prompt": "a", "temprature": 0, "user": "u", "max_tokens": 3}', {})
+    assert (ask.max_tokens, ask.unknown, ask.ignored) == (3, ("temprature",), ("user",))
+
+
+@pytest.mark.parametrize(
+    ("stop", "stops"), [(None, ()), ([], ()), ("a", ("a",)), (["a", "bc"], ("a", "bc")), (["a"] * 4, ("a",) * 4)]
+)
+def test_stop_is_a_string_or_a_list(stop: object, stops: tuple[str, ...]) -> None:
+    assert parse(msgspec.json.encode({"stop": stop}), CompletionBody)[0].stops() == stops
+
+
+@pytest.mark.parametrize("stop", ["", ["a", ""], ["a"] * 5, "x" * 1025])
+def test_stop_strings_are_bounded(stop: object) -> None:
+    with pytest.raises(RequestError) as caught:
+        parse(msgspec.json.encode({"stop": stop}), CompletionBody)[0].stops()
+    assert caught.value.param == "stop"
