@@ -56,6 +56,7 @@ class Output(Message, frozen=True):
 
     `finish` is "stop" (a stop token), "length" or "cancelled"; `error` is a code such as "overloaded" or "unavailable" with
     `detail` for people. `usage` is set on the last one only. `attempts` counts how often the request was placed.
+    `prompt_logprobs`, if wanted: of the prompt's tokens from the second on, with output token 0.
     """
 
     request: str
@@ -67,6 +68,7 @@ class Output(Message, frozen=True):
     usage: Usage | None = None
     attempts: int = 1
     logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 # ---------------------------------------------------------------- frontend <-> router
@@ -155,7 +157,8 @@ class AttemptFailed(AttemptMessage, frozen=True):
 class TokensEmitted(AttemptMessage, frozen=True):
     """prefill or decode -> frontend: output tokens number `index`... of the request (counted over all attempts).
 
-    `cached_tokens`: prompt tokens of this attempt that were not computed. `finish` as in `Output`.
+    `cached_tokens`: prompt tokens of this attempt that were not computed. `finish` as in `Output`, or one of
+    `rackserve.base.step.FAILURES`; `prompt_logprobs` as there.
     """
 
     rank: Rank
@@ -164,6 +167,7 @@ class TokensEmitted(AttemptMessage, frozen=True):
     cached_tokens: int
     finish: str | None = None
     logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 # ---------------------------------------------------------------- prefill <-> decode

@@ -25,6 +25,11 @@ class StepItem(msgspec.Struct, frozen=True):
     replayed     leading positions whose KV is in the blocks already: computed for the resume state, not written again
     full_from    positions from this one on pass all layers (see `KvLayout.tail_tokens`)
     logprobs     alternatives per drawn token to report log-probabilities of, or -1 for none at all
+    context      int32 ids before the drawn token, if the choice depends on them: the last `output_index` are output, and with
+                 a repetition penalty the prompt is before them. Sent with the first item of a sequence that samples
+    stop_token_ids  what ends the output, if `sampling.min_tokens` rules it out at first
+    scored       int32 ids of the tokens after the positions `start`, `start` + 1, ... whose log-probabilities are wanted
+    scored_top   alternatives to report for each of those
     """
 
     sequence: int
@@ -43,6 +48,10 @@ class StepItem(msgspec.Struct, frozen=True):
     history: bytes = b""
     replayed: int = 0
     full_from: int = 0
+    context: bytes = b""
+    stop_token_ids: tuple[int, ...] = ()
+    scored: bytes = b""
+    scored_top: int = 0
 
 
 class Step(msgspec.Struct, frozen=True):
@@ -107,16 +116,34 @@ UNNAMED_TOKEN = 1
 """Stands for each output id of a request that came without token ids."""
 
 
+CONSTRAINT_DEAD_END = "constraint_dead_end"
+CONSTRAINT_INVALID = "constraint_invalid"
+UNSUPPORTED = "unsupported"
+
+FAILURES = {
+    CONSTRAINT_DEAD_END: "no token of the vocabulary goes on with the output; widen what the request allows",
+    CONSTRAINT_INVALID: "the constraint could not be compiled for this model",
+    UNSUPPORTED: "this model cannot do what the request asks for",
+}
+"""Why output can end before its end, for the request at fault alone: code and text for people."""
+
+
 class ItemResult(msgspec.Struct, frozen=True):
     """Output tokens of one item: empty unless it sampled, else 1..num_draft+1 accepted tokens for each pass of the step.
 
     num_verified: draft tokens that were verified, of which len(tokens) - 1 were accepted.
+
+    finish           "stop": the output is complete, whatever comes; or one of FAILURES: nothing comes after `tokens`,
+                     which may be empty then
+    prompt_logprobs  of the tokens `StepItem.scored`
     """
 
     sequence: int
     tokens: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] = ()
     num_verified: int = 0
+    finish: str | None = None
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 class StepResult(msgspec.Struct, frozen=True, omit_defaults=True):

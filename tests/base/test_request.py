@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from rackserve.base.ids import Rank
-from rackserve.base.request import Placement, Request, SamplingParams, Usage
+from rackserve.base.request import Constraint, Placement, Request, SamplingParams, Usage
 
 
 def test_delivered_output_is_not_part_of_the_prompt_the_client_sent() -> None:
@@ -30,3 +30,28 @@ def test_fields_left_at_their_defaults_cost_no_bytes() -> None:
 
 def test_usage_is_compared_by_content() -> None:
     assert Usage(10, 4, 2) == Usage(10, 4, 2) != Usage(10, 5, 2)
+
+
+FIELDS = [
+    SamplingParams(temperature=0.5, top_p=0.9, top_k=3, seed=1, min_p=0.1),
+    SamplingParams(logit_bias=((1, 2.0),), min_tokens=2, allowed_token_ids=(1, 2), bad_words=((3,),)),
+    SamplingParams(presence_penalty=0.5),
+    SamplingParams(frequency_penalty=0.5),
+    SamplingParams(bad_words=((3, 4),)),
+    SamplingParams(constraint=Constraint("choice", '["a"]')),
+    SamplingParams(repetition_penalty=1.1),
+]
+
+
+@pytest.mark.parametrize(("sampling", "reads"), list(zip(FIELDS, ["", "", "o", "o", "o", "o", "po"], strict=True)))
+def test_a_request_says_on_what_its_choices_depend(sampling: SamplingParams, reads: str) -> None:
+    assert (sampling.reads_prompt, sampling.reads_output) == ("p" in reads, "o" in reads)
+    assert sampling.changes_logits == (sampling is not FIELDS[0])
+    assert msgspec.json.decode(msgspec.json.encode(sampling), type=SamplingParams) == sampling
+
+
+def test_log_probabilities_of_the_prompt_are_wanted_once() -> None:
+    wanted = Request("r", "s", b"", b"", 9, 4, prompt_logprobs=0)
+    assert wanted.scores_prompt
+    assert not msgspec.structs.replace(wanted, num_emitted=1).scores_prompt
+    assert not Request("r", "s", b"", b"", 9, 4).scores_prompt
