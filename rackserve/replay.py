@@ -120,6 +120,7 @@ class ReplaySpec(msgspec.Struct, frozen=True):
             dict(self.config),
             plan.aborted,
             client,
+            len(plan.sessions_ended_ns),
         )
 
 
@@ -137,19 +138,23 @@ async def replay_live(
     *,
     on_progress: Callable[[int], None] | None = None,
     tally: Tally | None = None,
+    interrupt: asyncio.Event | None = None,
     **options: object,
 ) -> Recording:
     """Replay against a server; its rack events are the caller's to add. `options` are further fields of `Target`.
 
-    `on_progress` is told how many requests were sent; `tally` is kept up to date.
+    `on_progress` is told how many requests were sent; `tally` is kept up to date. Once `interrupt` is set the run ends
+    and keeps what it has done.
     """
     plan, tally = spec.plan(), tally or Tally()
     maker = _Counted(namespace, spec, on_progress)
     target = msgspec.convert({"url": url, "model": model, **options}, Target)
     started = time.monotonic_ns()
-    records = await replay_over_http(plan, maker, IdealCache(namespace.block_tokens), target, tally=tally)
+    ideal = IdealCache(namespace.block_tokens)
+    records = await replay_over_http(plan, maker, ideal, target, tally=tally, interrupt=interrupt)
     info = spec.info("live", gpus, started, time.monotonic_ns(), plan, None, tally.load())
-    return Recording(info, tuple(records))
+    cut = interrupt is not None and interrupt.is_set()
+    return Recording(msgspec.structs.replace(info, interrupted=cut), tuple(records))
 
 
 class _Counted(RequestMaker):
@@ -246,19 +251,3 @@ def exact_differences(live: Sequence[RequestRecord], simulated: Sequence[Request
         if here != there or "failed" in here:
             lines.append(f"{name}: live {here}; simulated {there}")
     return lines
-
-
-async def show_progress(total: int, label: str, count: Callable[[], int]) -> None:
-    """A progress bar on standard error until cancelled."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task(label, total=total)
-        try:
-            while True:
-                progress.update(task, completed=count())
-                await asyncio.sleep(0.25)
-        finally:
-            progress.update(task, completed=count())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from pathlib import Path
 
 import msgspec
@@ -20,6 +21,7 @@ from rackserve.bench.closed_loop import Replay
 from rackserve.bench.ideal import IdealCache
 from rackserve.bench.idle import idle_while_others_queue
 from rackserve.bench.metrics import percentile, tpot_ms
+from rackserve.bench.occupancy import busy_share, mean_batch, mean_waiting
 from rackserve.bench.prompts import RequestMaker
 from rackserve.bench.records import RecordedEvent, RequestRecord
 from rackserve.bench.replayer import Replayer
@@ -40,7 +42,7 @@ from rackserve.sim.cost.step_model import StepModel
 from rackserve.sim.cost.tables import StepTimes
 from rackserve.sim.engine import LinearTime, StepTime, TimedRunner
 from rackserve.sim.fabric import link_cost
-from rackserve.sim.hardware import chips, named, racks
+from rackserve.sim.hardware import Chip, chips, named, racks
 from rackserve.sim.rack import SimRack
 
 CLIENT: NodeId = "client"
@@ -54,6 +56,9 @@ HOST_SHARE = 0.8
 
 LINK_LATENCY_US = 200.0
 START_WINDOW = (0.25, 0.75)
+FACTORS = ("prefill_time", "decode_time", "link_bandwidth", "memory_bandwidth", "cache_size")
+QUEUE_PARTS = 10
+"""Parts of the window for each of which the mean number of waiting prompts is kept."""
 MAX_SEQUENCES = 256
 RACK_OF = {"vr": "vr-nvl72", "gb300": "gb300-nvl72"}
 
@@ -68,7 +73,10 @@ class SimulatedSetup(msgspec.Struct, frozen=True, kw_only=True):
     prefill_tokens                  most tokens of a rank's step
     accepted                        tokens that a decode step yields on average
     batch                           sequences of a decode rank around which its step time is taken as a line
+    drafts                          drafts that a decode step verifies for each sequence; 0: no speculation, one token a step
     settle_s, window_s              seconds after warming up that are left out, and seconds measured after those
+    prefill_time ... cache_size     factors on what the cost model gives: step times of either role, bandwidth of all links, of
+                                    the chips' memory, and room of prefill ranks' caches and of the pool
     """
 
     chip: str
@@ -82,10 +90,16 @@ class SimulatedSetup(msgspec.Struct, frozen=True, kw_only=True):
     policy: str = "least_uncached_work"
     prefill_tokens: int = 32_768
     accepted: float = 3.51
+    drafts: int = DRAFTS
     batch: float = 16.0
     settle_s: float = 60.0
     window_s: float = 120.0
     seed: int = 42
+    prefill_time: float = 1.0
+    decode_time: float = 1.0
+    link_bandwidth: float = 1.0
+    memory_bandwidth: float = 1.0
+    cache_size: float = 1.0
 
     def __post_init__(self) -> None:
         if self.chip not in RACK_OF:
@@ -94,6 +108,23 @@ class SimulatedSetup(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"settle_s must be at least 0 and window_s above 0, got {self.settle_s} and {self.window_s}")
         if not 1 <= self.decode_ranks <= self.decode_width:
             raise ConfigError(f"decode_ranks must be from 1 to decode_width {self.decode_width}, got {self.decode_ranks}")
+        for name in ("prefill_groups", "prefill_ranks", "concurrency", "prefill_tokens"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in FACTORS:
+            if not 0 < getattr(self, name) < inf:
+                raise ConfigError(f"{name} is a factor and must be above 0, got {getattr(self, name)}")
+        if not 1 <= self.accepted <= 1 + self.drafts:
+            raise ConfigError(
+                f"accepted is {self.accepted:g}, but a step with {self.drafts} drafts yields from 1 to {1 + self.drafts} "
+                "tokens; change accepted or drafts"
+            )
+
+    @property
+    def hardware(self) -> Chip:
+        """The chip, its bandwidths times their factors."""
+        links = dict.fromkeys(("link_bytes_per_s", "nic_bytes_per_s", "host_link_bytes_per_s"), self.link_bandwidth)
+        return chips()[self.chip].scaled(links | {"memory_bytes_per_s": self.memory_bandwidth})
 
     @property
     def num_gpus(self) -> int:
@@ -102,12 +133,12 @@ class SimulatedSetup(msgspec.Struct, frozen=True, kw_only=True):
 
     def model(self, role: Role) -> StepModel:
         """Step times of a role's group."""
-        chip = named("chip", chips(), self.chip)
+        chip = self.hardware
         kernels = named("kernels", kernel_sets(), chip.kernels)
-        width = self.prefill_ranks if role == "prefill" else self.decode_width
+        width, factor = (self.prefill_ranks, self.prefill_time) if role == "prefill" else (self.decode_width, self.decode_time)
         return StepModel(
-            Setup(architecture=architecture_named(FLASH), chip=chip, kernels=kernels, role=role, ep=width)
-        )  # fmt: skip
+            Setup(architecture=architecture_named(FLASH), chip=chip, kernels=kernels, role=role, ep=width, time_factor=factor)
+        )
 
 
 class SimulatedFigures(msgspec.Struct, frozen=True):
@@ -118,6 +149,8 @@ class SimulatedFigures(msgspec.Struct, frozen=True):
     prefill_busy, decode_busy      shares of time with a step that was no dummy, mean over groups
     interactivity_p90              1 / p90 of time per output token
     line_error                     largest error of decode step times taken as a line, from a quarter to four times `batch`
+    num_sessions                   session trees that drained in the window
+    decode_batch                   sequences in a decode rank's step, mean over time
     """
 
     num_requests: int
@@ -134,6 +167,23 @@ class SimulatedFigures(msgspec.Struct, frozen=True):
     prefill_busy: float
     decode_busy: float
     line_error: float
+    num_sessions: int = 0
+    decode_batch: float = 0.0
+
+
+class RackRun(msgspec.Struct, frozen=True):
+    """One replay: its figures, and what intervals and labels are made of.
+
+    records   requests that ended in the window (or, of those still running, got their first token in it)
+    begin_ns, end_ns   the window
+    queued    mean number of prompts that waited for their first step, in each of `QUEUE_PARTS` equal parts of the window
+    """
+
+    figures: SimulatedFigures
+    records: tuple[RequestRecord, ...]
+    begin_ns: Time
+    end_ns: Time
+    queued: tuple[float, ...]
 
 
 class _Unasked(IdealCache):
@@ -154,15 +204,17 @@ def flash_layout() -> KvLayout:
 
 def rack_config(setup: SimulatedSetup, layout: KvLayout) -> RackConfig:
     """The rack's configuration: caches as large as the chips' memory and the trays' host memory leave room for."""
-    chip, rack = chips()[setup.chip], racks()[RACK_OF[setup.chip]]
+    chip, rack = setup.hardware, racks()[RACK_OF[setup.chip]]
     host_bytes = (
-        rack.host_bytes.get("host_bytes") / rack.chips_per_tray.get("chips_per_tray") * setup.prefill_ranks * HOST_SHARE
+        rack.host_bytes.get("host_bytes")
+        / rack.chips_per_tray.get("chips_per_tray")
+        * (setup.prefill_ranks * HOST_SHARE * setup.cache_size)
     )
     blocks = {
         role: int(budget(setup.model(role).setup).left_bytes - MAX_SEQUENCES * layout.window_bytes) // layout.block_bytes
         for role in ("prefill", "decode")
     }
-    own = int(setup.rank_cache_bytes) // layout.block_bytes or blocks["prefill"]
+    own = int((int(setup.rank_cache_bytes) // layout.block_bytes or blocks["prefill"]) * setup.cache_size)
     forever = 1e6
     return RackConfig(
         topology=Topology(
@@ -181,7 +233,7 @@ def rack_config(setup: SimulatedSetup, layout: KvLayout) -> RackConfig:
             max_batched_tokens=setup.prefill_tokens,
             max_sequences=MAX_SEQUENCES,
             max_steps_in_flight=1,
-            num_draft=DRAFTS,
+            num_draft=setup.drafts,
             carry=True,
         ),
         rates=RatesConfig(
@@ -205,14 +257,19 @@ def prefill_rate(setup: SimulatedSetup) -> float:
 
 
 def simulate_rack(setup: SimulatedSetup, sessions: Sequence[Session]) -> SimulatedFigures:
+    """The figures of `run_rack`."""
+    return run_rack(setup, sessions).figures
+
+
+def run_rack(setup: SimulatedSetup, sessions: Sequence[Session]) -> RackRun:
     """Replay `sessions` by the published benchmark's rules: a drawn start, caches warmed, then measured for a while."""
     layout = flash_layout()
     decode = setup.model("decode")
     step_times: dict[Role, StepTime] = {
         "prefill": StepTimes(setup.model("prefill")).step_ns,
-        "decode": LinearTime(decode_cost(decode, setup.batch, MEAN_CONTEXT, 1 + DRAFTS)),
+        "decode": LinearTime(decode_cost(decode, setup.batch, MEAN_CONTEXT, 1 + setup.drafts)),
     }
-    link = link_cost(chips()[setup.chip], "nic", LINK_LATENCY_US)
+    link = link_cost(setup.hardware, "nic", LINK_LATENCY_US)
     config = rack_config(setup, layout)
     rack = SimRack(
         config, layout, lambda arena, blocks: TimedRunner(setup.accepted), step_times, link, backed=False
@@ -244,18 +301,28 @@ def simulate_rack(setup: SimulatedSetup, sessions: Sequence[Session]) -> Simulat
     rack.host.sinks.append(keep)
     rack.host.run(until=end)
     replayers[0].stop()
-    return _figures(setup, config.topology, replayers[0].records, events, begin, end)
+    measured = tuple(
+        record for record in replayers[0].records if not record.warmup and max(record.first_ns, record.ended_ns) > begin
+    )
+    ended = sum(begin < at <= end for at in plan.sessions_ended_ns)
+    return RackRun(
+        figures=_figures(setup, config.topology, measured, ended, events, begin, end),
+        records=measured,
+        begin_ns=begin,
+        end_ns=end,
+        queued=mean_waiting(events, config.topology.workers("prefill"), begin, end, QUEUE_PARTS),
+    )
 
 
 def _figures(
     setup: SimulatedSetup,
     topology: Topology,
-    records: Sequence[RequestRecord],
+    measured: Sequence[RequestRecord],
+    num_sessions: int,
     events: Sequence[RecordedEvent],
     begin: Time,
     end: Time,
 ) -> SimulatedFigures:
-    measured = [record for record in records if not record.warmup]
     done = [record for record in measured if not record.error and begin < record.ended_ns <= end]
     failed = [r for r in measured if r.error not in ("", "unfinished")]
     ttfts = sorted((r.first_ns - r.sent_ns) / NS_PER_S for r in measured if begin < r.first_ns <= end)
@@ -266,7 +333,7 @@ def _figures(
     workers = topology.workers("prefill")
     idle = idle_while_others_queue(events, workers)
     decode = setup.model("decode")
-    plane = decode_plane(decode, setup.batch, MEAN_CONTEXT, 1 + DRAFTS)
+    plane = decode_plane(decode, setup.batch, MEAN_CONTEXT, 1 + setup.drafts)
     points = [(max(1.0, setup.batch * times), MEAN_CONTEXT) for times in (0.25, 1, 4)]
     return SimulatedFigures(
         num_requests=len(done),
@@ -280,17 +347,9 @@ def _figures(
         interactivity_p90=1_000 / percentile(gaps, 0.9) if gaps else None,
         total_per_gpu=tokens / seconds / setup.num_gpus,
         idle_share=sum(idle.values()) / ((end - begin) * len(workers)),
-        prefill_busy=_busy(events, workers, begin, end),
-        decode_busy=_busy(events, topology.workers("decode"), begin, end),
-        line_error=plane_error(decode, plane, 1 + DRAFTS, points),
+        prefill_busy=busy_share(events, workers, begin, end),
+        decode_busy=busy_share(events, topology.workers("decode"), begin, end),
+        line_error=plane_error(decode, plane, 1 + setup.drafts, points),
+        num_sessions=num_sessions,
+        decode_batch=mean_batch(events, topology.workers("decode")),
     )
-
-
-def _busy(events: Sequence[RecordedEvent], workers: Sequence[NodeId], begin: Time, end: Time) -> float:
-    """Share of the window in which groups ran steps."""
-    steps: dict[tuple[NodeId, int], Time] = {}
-    for item in events:
-        event = item.event
-        if isinstance(event, StepDone) and event.rank.worker in workers:
-            steps[event.rank.worker, event.number] = min(event.duration_ns, item.at_ns - begin)
-    return sum(steps.values()) / ((end - begin) * len(workers))

@@ -6,10 +6,12 @@ import msgspec
 import pytest
 
 from rackserve.base.errors import ConfigError
+from rackserve.base.topology import Role
 from rackserve.bench.session import Session
 from rackserve.bench.synth import Recipe, Spread
 from rackserve.bench.synth import synthesize as draw
 from rackserve.reproduction.workload import coarsened
+from rackserve.sim.cost.load import decode_load, prefill_load
 from rackserve.simulated_rack import (
     BLOCK_TOKENS,
     SimulatedFigures,
@@ -17,6 +19,7 @@ from rackserve.simulated_rack import (
     flash_layout,
     prefill_rate,
     rack_config,
+    run_rack,
     simulate_rack,
 )
 
@@ -91,3 +94,45 @@ def test_a_window_in_which_nothing_ends_has_zeros_and_no_averages(sessions: tupl
     assert (found.num_requests, found.requests_per_s, found.tokens_per_request, found.total_per_gpu) == (0, 0.0, 0.0, 0.0)
     assert (found.hit_rate, found.ttft_p50_s, found.interactivity_p90) == (None, None, None)
     assert all(value is None or isfinite(value) for value in msgspec.to_builtins(found).values())
+
+
+def test_a_run_leaves_what_intervals_are_made_of(sessions: tuple[Session, ...]) -> None:
+    found = run_rack(SETUP, sessions)
+    assert found.figures == simulate_rack(SETUP, sessions)
+    done = [r for r in found.records if not r.error and found.begin_ns < r.ended_ns <= found.end_ns]
+    assert len(done) == found.figures.num_requests and len({r.session for r in found.records}) > 1
+    assert len(found.queued) == 10 and all(0 <= value <= SETUP.concurrency * 5 for value in found.queued)
+    assert 0 < found.figures.decode_batch <= SETUP.concurrency
+    assert 0 < found.figures.num_sessions < found.figures.num_requests
+
+
+def test_factors_move_what_they_name_and_nothing_else() -> None:
+    def changed(**factors: float) -> SimulatedSetup:
+        return msgspec.structs.replace(SETUP, **factors)
+
+    def step(setup: SimulatedSetup, role: Role) -> float:
+        load = decode_load(16, 16 * 1e5, 6) if role == "decode" else prefill_load(8192, 1e5)
+        return setup.model(role).seconds([load])
+
+    slow = changed(decode_time=1.2)
+    assert step(slow, "decode") == pytest.approx(1.2 * step(SETUP, "decode")) and step(slow, "prefill") == step(
+        SETUP, "prefill"
+    )
+    assert step(changed(prefill_time=0.8), "prefill") == pytest.approx(0.8 * step(SETUP, "prefill"))
+    assert step(changed(memory_bandwidth=1.2), "decode") < step(SETUP, "decode")
+    assert changed(link_bandwidth=2.0).hardware.number("nic_bytes_per_s") == 2 * SETUP.hardware.number("nic_bytes_per_s")
+    before, after = (rack_config(setup, flash_layout()).topology for setup in (SETUP, changed(cache_size=0.5)))
+    assert after.segment_blocks == pytest.approx(before.segment_blocks / 2, abs=1)
+    assert after.prefill_blocks == pytest.approx(before.prefill_blocks / 2, abs=1)
+    assert after.decode_blocks == before.decode_blocks
+
+
+def test_speculation_can_be_off_and_is_then_one_token_a_step(sessions: tuple[Session, ...]) -> None:
+    off = simulate_rack(msgspec.structs.replace(SETUP, drafts=0, accepted=1.0), sessions)
+    on = simulate_rack(SETUP, sessions)
+    assert off.interactivity_p90 is not None and on.interactivity_p90 is not None
+    assert off.interactivity_p90 < on.interactivity_p90
+    with pytest.raises(ConfigError, match="a step with 0 drafts yields from 1 to 1 tokens"):
+        msgspec.structs.replace(SETUP, drafts=0)
+    with pytest.raises(ConfigError, match="cache_size is a factor"):
+        msgspec.structs.replace(SETUP, cache_size=0.0)

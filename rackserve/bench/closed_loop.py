@@ -69,6 +69,7 @@ class Replay:
         self._stopped = False
         self.measured_from_ns: Time | None = None
         self.steady_end_ns: Time | None = None
+        self.sessions_ended_ns: list[Time] = []
         self.aborted = ""
         self.num_finished = 0
         self.num_failed = 0
@@ -233,6 +234,8 @@ class Replay:
 
     def _close_lane(self, lane: Lane, now: Time) -> None:
         del self._lanes[lane.tree]
+        if self.measured_from_ns is not None and not self._stopped:
+            self.sessions_ended_ns.append(now)
         follower = self._open_lane(lane.quota)
         if follower is not None:
             self._open_streams(follower, now)

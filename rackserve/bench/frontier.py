@@ -117,7 +117,7 @@ def operating_point(summary: Summary, requests_per_session: float | None = None)
         ttft_p90_ms=ttft.p90 if ttft else None,
         hit_rate=summary.hit_rate,
         requests_per_s=summary.requests_per_s,
-        requests_per_session=requests_per_session,
+        requests_per_session=requests_per_session or summary.requests_per_session,
         valid=summary.valid,
         trust="" if run.host == "live" else error,
     )

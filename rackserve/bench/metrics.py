@@ -7,9 +7,10 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from rackserve.base.events import DraftsVerified
+from rackserve.base.events import DraftsVerified, StepDone
 from rackserve.base.units import NS_PER_MS, NS_PER_S, Time
 from rackserve.bench.records import RecordedEvent, RequestRecord, RunInfo
+from rackserve.bench.slices import Slices, slices_of
 
 DEFINITIONS = {
     "percentile": "linear interpolation between order statistics: rank (n - 1) * q",
@@ -17,7 +18,8 @@ DEFINITIONS = {
     "ttft_ms": "first output minus actual sending, over requests",
     "ttft_from_due_ms": "first output minus planned sending, over requests: a late client cannot hide a stall",
     "tpot_ms": "one value per request: (last output - first output) / (output tokens - 1), output tokens by the server's usage",
-    "chunk_gap_ms": "over all gaps between chunks of all requests; a chunk may hold several tokens, so it is no time per token",
+    "chunk_gap_ms": "over all gaps between chunks of all requests; a chunk may hold several tokens, so it is no time per "
+    "token; absent where a simulated rank decodes many steps at once, because its chunks are as long as its events",
     "e2e_ms": "last output minus actual sending, over requests",
     "e2e_from_due_ms": "last output minus planned sending, over requests",
     "send_delay_ms": "actual minus planned sending, over requests",
@@ -32,6 +34,10 @@ DEFINITIONS = {
     "hit_rate": "cached / prompt tokens by the server's usage",
     "ideal_hit_rate": "an infinite cache over served blocks, the same prompts in order of sending, last token always computed",
     "ideal_trace_hit_rate": "an infinite cache over the blocks of the trace: hits / blocks",
+    "num_sessions_done": "session trees that ended after warming up, all their requests sent",
+    "requests_per_session": "requests done / sessions done: what a completed session took; None without one",
+    "slices": "tokens of successes, second by second: input where the first output came, output where its chunks came",
+    "interrupted": "a person ended the run before its end; figures are of what was done till then",
     "unfinished": "in flight when the run ended; their tokens count nowhere",
     "client": "how late the event loop of a live run's client woke up, measured every 20 ms, and its CPU time per second",
     "bench_serve": "the same figures under the names `vllm bench serve` gives them; its itl is our chunk gap, its total "
@@ -133,6 +139,13 @@ class Summary(msgspec.Struct, frozen=True):
     draft_acceptance: tuple[float, ...] | None = None
     tokens_per_step_with_bonus: float | None = None
     warnings: tuple[str, ...] = ()
+    num_sessions_done: int | None = None
+    slices: Slices | None = None
+
+    @property
+    def requests_per_session(self) -> float | None:
+        """Requests done for each session done: what the price of a completed session is counted with."""
+        return self.num_done / self.num_sessions_done if self.num_sessions_done else None
 
     @property
     def exit_code(self) -> int:
@@ -220,7 +233,9 @@ def summarize(
     num_unfinished = sum(record.error == "unfinished" for record in measured)
     tpots = [value for record in done if (value := tpot_ms(record)) is not None]
     tpot = distribution(tpots)
-    gaps = [(b - a) / NS_PER_MS for r in done for a, b in zip(r.chunk_ns, r.chunk_ns[1:], strict=False)]
+    events = tuple(events)
+    in_one_go = run.host != "live" and any(isinstance(e := item.event, StepDone) and e.num_passes > 1 for item in events)
+    gaps = [] if in_one_go else [(b - a) / NS_PER_MS for r in done for a, b in zip(r.chunk_ns, r.chunk_ns[1:], strict=False)]
     normalised = distribution([(r.last_ns - r.sent_ns) / r.output_tokens / NS_PER_MS for r in done if r.output_tokens])
     first_ns = min((record.sent_ns for record in done), default=0)
     duration_ns = max((record.ended_ns for record in done), default=0) - first_ns
@@ -270,6 +285,8 @@ def summarize(
         send_delay_ms=_ms(measured, "sent_ns", "due_ns"),
         draft_acceptance=drafts[0],
         tokens_per_step_with_bonus=drafts[1],
+        num_sessions_done=run.num_sessions,
+        slices=slices_of(done),
     )
     reasons = _invalid_reasons(summary, done, limits)
     return msgspec.structs.replace(
@@ -299,6 +316,8 @@ def _warnings(summary: Summary, done: Sequence[RequestRecord], limits: Limits) -
 
 def _invalid_reasons(summary: Summary, done: Sequence[RequestRecord], limits: Limits) -> tuple[str, ...]:
     reasons: list[str] = [summary.run.aborted] if summary.run.aborted else []
+    if summary.run.interrupted:
+        reasons.append("the run was interrupted")
     ended = summary.num_done + summary.num_failed
     if not summary.num_done:
         reasons.append("no request succeeded")
@@ -350,5 +369,7 @@ def result_json(summary: Summary) -> bytes:
         part = getattr(summary, name)
         if part is not None:
             document[name]["total_with_cached_input"] = part.total_with_cached_input
+    document["requests_per_session"] = summary.requests_per_session
+    document["interrupted"] = summary.run.interrupted
     document |= {"definitions": DEFINITIONS, "bench_serve": bench_serve_keys(summary)}
     return msgspec.json.format(msgspec.json.encode(document), indent=2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from math import log
 from typing import Literal
@@ -35,11 +36,14 @@ class OpenLoop:
             raise ConfigError(f"arrival must be poisson or constant, got {arrival!r}")
         begins = _begins(len(sessions), rate, arrival, seed)
         self._sends = sorted(_all_sends(sessions, begins), key=lambda send: send.due_ns)
+        self._open = Counter(send.key.tree for send in self._sends)
         self._sent = 0
         self._in_flight: set[RequestKey] = set()
         self._zero: Time = 0
+        self._stopped = False
         self.measured_from_ns: Time | None = None
         self.steady_end_ns: Time | None = None
+        self.sessions_ended_ns: list[Time] = []
         self.aborted = ""
         self.num_finished = 0
         self.num_failed = 0
@@ -61,6 +65,7 @@ class OpenLoop:
     def stop(self, now: Time) -> None:
         """Let nothing more become due."""
         del self._sends[self._sent :]
+        self._stopped = True
         if self.steady_end_ns is None:
             self.steady_end_ns = now
 
@@ -79,17 +84,20 @@ class OpenLoop:
     def on_finished(self, key: RequestKey, now: Time) -> None:
         """The response to `key` ended well at `now`."""
         self.num_finished += 1
-        self._end(key)
+        self._end(key, now)
 
     def on_failed(self, key: RequestKey, now: Time) -> None:
         """The request `key` failed at `now`."""
         self.num_failed += 1
-        self._end(key)
+        self._end(key, now)
 
-    def _end(self, key: RequestKey) -> None:
+    def _end(self, key: RequestKey, now: Time) -> None:
         if key not in self._in_flight:
             raise InvariantError(f"request {key} ended but is not in flight")
         self._in_flight.discard(key)
+        self._open[key.tree] -= 1
+        if not self._open[key.tree] and not self._stopped:
+            self.sessions_ended_ns.append(now)
 
 
 def _begins(count: int, rate: float | None, arrival: Arrival, seed: int) -> Iterator[Time | None]:

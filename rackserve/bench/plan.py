@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
@@ -75,6 +76,10 @@ class Plan(Protocol):
     @property
     def steady_end_ns(self) -> Time | None:
         """When the load began to thin out; None while it has not."""
+
+    @property
+    def sessions_ended_ns(self) -> Sequence[Time]:
+        """When session trees ended, all their requests sent and over; those that ended while warming up are left out."""
 
     @property
     def aborted(self) -> str:

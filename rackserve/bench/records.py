@@ -35,6 +35,8 @@ class RunInfo(msgspec.Struct, frozen=True, tag="run"):
     step_error      held-out relative error of the step-time model of a simulated run; None: not calibrated (or live)
     aborted         why the run was stopped before it could mean anything; else empty
     client          of a live run: whether the client kept up
+    num_sessions    session trees that ended after warming up with all their requests sent; None: not counted
+    interrupted     a person ended the run before its end
     """
 
     label: str
@@ -50,6 +52,8 @@ class RunInfo(msgspec.Struct, frozen=True, tag="run"):
     config: dict[str, str] = {}
     aborted: str = ""
     client: ClientLoad | None = None
+    num_sessions: int | None = None
+    interrupted: bool = False
 
 
 class RequestRecord(msgspec.Struct, frozen=True, tag="request", omit_defaults=True):

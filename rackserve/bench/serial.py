@@ -23,8 +23,10 @@ class SerialReplay:
         self._next: Send | None = None
         self._in_flight: RequestKey | None = None
         self._due: Time = 0
+        self._stopped = False
         self.measured_from_ns: Time | None = None
         self.steady_end_ns: Time | None = None
+        self.sessions_ended_ns: list[Time] = []
         self.aborted = ""
         self.num_finished = 0
         self.num_failed = 0
@@ -59,6 +61,7 @@ class SerialReplay:
         """Let nothing more become due."""
         self._next = None
         self._sends = iter(())
+        self._stopped = True
 
     def take_due(self, now: Time) -> list[Send]:
         """The next request, unless one is in flight."""
@@ -83,6 +86,8 @@ class SerialReplay:
             raise InvariantError(f"request {key} ended but is not in flight")
         self._in_flight = None
         self._advance(now)
+        if not self._stopped and (self._next is None or self._next.key.session != key.session):
+            self.sessions_ended_ns.append(now)
 
     def _advance(self, now: Time) -> None:
         self._next = next(self._sends, None)

@@ -67,6 +67,15 @@ class Chip(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         value: Value = getattr(self, field)
         return value.get(f"{self.name}: {field}")
 
+    def scaled(self, factors: Mapping[str, float]) -> Chip:
+        """The chip with the number of each field times its factor; what is unknown stays so."""
+        changed = {}
+        for name, factor in factors.items():
+            value: Value = getattr(self, name)
+            if factor != 1.0 and not isinstance(value.number, str):
+                changed[name] = Value(value.number * factor, value.mark, value.source)
+        return msgspec.structs.replace(self, **changed) if changed else self
+
     def flops(self, math: Math) -> float:
         """FLOP/s of products in `math`, or in the narrowest wider format that the chip has."""
         value: Value = getattr(self, f"{math}_flops")

@@ -33,6 +33,7 @@ def test_concurrency_counts_trees_and_the_next_session_starts_when_one_has_drain
     assert times["a/0/1/1"] == (5, 6), "a background subagent keeps its lane until it has ended"
     assert plan.steady_end_ns == to_ns(2), "the first lane that finds no session ends the steady window"
     assert (plan.num_finished, plan.num_failed, plan.done) == (5, 0, True)
+    assert plan.sessions_ended_ns == [to_ns(1), to_ns(2), to_ns(6)]
 
 
 @pytest.mark.parametrize(("answer_s", "turn_at"), [(1.0, 30.0), (20.0, 64.0)])

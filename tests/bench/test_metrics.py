@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rackserve.base.events import DraftsVerified
+from rackserve.base.events import DraftsVerified, StepDone
 from rackserve.base.ids import Rank
 from rackserve.base.units import NS_PER_MS, to_ns
+from rackserve.bench.frontier import operating_point
 from rackserve.bench.metrics import Throughput, bench_serve_keys, percentile, result_json, summarize, tpot_ms
 from rackserve.bench.records import ClientLoad, RequestRecord, RunInfo, recorded
 
@@ -230,3 +231,24 @@ def test_the_names_of_vllm_bench_serve_stand_for_the_same_figures() -> None:
     assert (keys["p90_ttft_ms"], keys["p99_itl_ms"]) == (summary.ttft_ms.p90, summary.chunk_gap_ms.p99)
     assert (keys["num_prompts"], keys["completed"], keys["failed"], keys["max_concurrency"]) == (3, 3, 0, 2)
     assert keys["total_token_throughput"] == summary.throughput.total_with_cached_input
+
+
+def test_gaps_of_a_simulated_run_are_absent_where_decode_takes_many_steps_at_once() -> None:
+    def gaps(host: str, num_passes: int) -> object:
+        step = StepDone(Rank("decode0"), 1, 1, 0, 0, 1, 1, 10, num_passes=num_passes)
+        return summarize(
+            RunInfo("x", host, 1, 1), [record(0, 0, [10, 20], 2)], events=recorded([(5, "decode0", step)])
+        ).chunk_gap_ms
+
+    assert gaps("simulated", 9) is None
+    assert gaps("simulated", 1) is not None and gaps("live", 9) is not None
+
+
+def test_a_completed_session_took_all_requests_over_the_sessions_that_ended() -> None:
+    records = [record(number, 0, [10, 20], 2) for number in range(3)]
+    summary = summarize(RunInfo("x", "live", 1, 1, num_sessions=2), records)
+    assert (summary.num_sessions_done, summary.requests_per_session) == (2, 1.5)
+    assert summarize(RunInfo("x", "live", 1, 1, num_sessions=0), records).requests_per_session is None
+    assert summarize(RunInfo("x", "live", 1, 1), records).requests_per_session is None
+    point = operating_point(summary)
+    assert point is not None and point.requests_per_session == 1.5

@@ -26,6 +26,7 @@ def test_every_request_is_sent_at_its_recorded_time_whatever_became_of_those_bef
     assert sent == {"a/0/0/0": 1, "b/0/0/0": 2, "a/0/1/0": 4, "a/0/1/1": 7, "a/0/0/1": 30}
     assert (plan.num_finished, plan.num_failed, plan.done) == (2, 3, True)
     assert (plan.measured_from_ns, plan.steady_end_ns) == (0, to_ns(30))
+    assert plan.sessions_ended_ns == [to_ns(52), to_ns(80)], "a session ends with its last answer, whichever that is"
 
 
 def test_a_rate_sets_the_distance_of_sessions_and_not_of_their_turns() -> None:
@@ -59,7 +60,7 @@ def test_a_stop_ends_the_schedule_but_not_what_is_in_flight() -> None:
     plan.stop(to_ns(1))
     assert (plan.next_due, plan.done, plan.steady_end_ns) == (None, False, to_ns(1))
     plan.on_finished(send.key, to_ns(2))
-    assert plan.done
+    assert plan.done and plan.sessions_ended_ns == [], "what was cut off has not ended"
     with pytest.raises(InvariantError, match="not in flight"):
         plan.on_failed(send.key, to_ns(3))
 

@@ -18,6 +18,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     tp               chips that compute a rank together
     chips_per_tray   an exchange between more chips than that crosses trays
     table_shards     chips over which the rows of the model's tables are cut; 0: they lie in host memory
+    time_factor      every step takes so many times what the terms give: for asking what follows if they are off
     """
 
     architecture: Architecture
@@ -28,6 +29,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     ep: int = 1
     chips_per_tray: int = 4
     table_shards: int = 0
+    time_factor: float = 1.0
 
     def __post_init__(self) -> None:
         if self.tp < 1 or self.ep < 1 or self.chips_per_tray < 1 or self.table_shards < 0:
@@ -35,6 +37,8 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
                 f"tp, ep and chips_per_tray must be at least 1 and table_shards at least 0, got {self.tp}, {self.ep}, "
                 f"{self.chips_per_tray} and {self.table_shards}"
             )
+        if not self.time_factor > 0:
+            raise ConfigError(f"time_factor must be above 0, got {self.time_factor}")
         domain = self.chip.number("link_domain")
         if self.num_chips > domain:
             raise ConfigError(
@@ -54,6 +58,11 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     def rate_share(self) -> float:
         """Share of the chip's rate that products reach in this role."""
         return self.kernels.number("prefill_rate_share" if self.role == "prefill" else "decode_rate_share")
+
+    @property
+    def prefill_floor_s(self) -> float:
+        """The least that a step with prompts takes."""
+        return self.kernels.number("prefill_floor_us") * 1e-6 * self.time_factor
 
     @property
     def bytes_per_s(self) -> float:

@@ -32,7 +32,7 @@ class StepModel:
         """Duration of a group's step."""
         total = sum(term.seconds for term in self.terms(loads))
         if self.setup.role == "prefill" and any(load.tokens for load in loads):
-            return max(total, self.setup.kernels.number("prefill_floor_us") * 1e-6)
+            return max(total, self.setup.prefill_floor_s)
         return total
 
     def _ranks(self, loads: Sequence[StepLoad]) -> list[StepLoad]:
@@ -60,7 +60,7 @@ class StepModel:
         name = f"{setup.role}_base_us"
         base = setup.kernels.number(name) * 1e-6 if busy else 0.0
         found.append(Term("step base", base, "latency", coefficients=(name,)))
-        return merged(found)
+        return [msgspec.structs.replace(term, seconds=term.seconds * setup.time_factor) for term in merged(found)]
 
     def _head(self, load: StepLoad, rows: float) -> Term:
         """The output matrix over `rows` positions."""

@@ -30,7 +30,7 @@ class StepTimes:
     def __init__(self, model: StepModel) -> None:
         self._model = model
         self._prefill = model.setup.role == "prefill"
-        self._floor = model.setup.kernels.number("prefill_floor_us") * 1e-6 if self._prefill else 0.0
+        self._floor = model.setup.prefill_floor_s if self._prefill else 0.0
         self._main: dict[tuple[int, float, float], _Pair] = {}
         self._tails: dict[tuple[int, int], _Pair] = {}
 
