@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import secrets
-import sys
-import time
+import signal
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +24,7 @@ from rackserve.bench.synth import synthesize as synthetic_sessions
 from rackserve.bench.tally import Tally
 from rackserve.bench.trace_stats import TraceStatistics
 from rackserve.commands import prepare_folder, read_trace, write_run
+from rackserve.progress import show_progress
 from rackserve.replay import VOCABULARY, ReplaySpec, arm_of, replay_live
 from rackserve.report.compare import Arm, print_comparison
 
@@ -32,9 +32,12 @@ AGENTX_SECONDS = 3_600.0
 LEAST_SECONDS = 900.0
 """A shorter run is not comparable with published ones."""
 
+INTERRUPTED = 130
+"""Exit code of a run that a signal ended: what was done till then is written all the same."""
+
 
 def bench(options: argparse.Namespace) -> int:
-    """Measure `options.url` at each concurrency; 0 if every run is valid."""
+    """Measure `options.url` at each concurrency; 0 if every run is valid, INTERRUPTED if a signal ended it."""
     deviations = resolve(options)
     if options.out:
         prepare_folder(options.out)
@@ -58,10 +61,12 @@ def bench(options: argparse.Namespace) -> int:
             print(f"{arms[-1].name}: {text}")
         if options.out:  # after every run, so that an interrupted sweep leaves what it has
             _write(Path(options.out), arms, recordings, several)
+        if recordings[-1].run.interrupted:
+            break
     print_comparison(arms)
     if options.out:
         print(f"report: {Path(options.out) / 'report.html'}")
-    return max(arm.summary.exit_code for arm in arms)
+    return INTERRUPTED if recordings[-1].run.interrupted else max(arm.summary.exit_code for arm in arms)
 
 
 def resolve(options: argparse.Namespace) -> tuple[str, ...]:
@@ -156,9 +161,10 @@ def describe(spec: ReplaySpec) -> str:
 
 async def _run(options: argparse.Namespace, spec: ReplaySpec) -> Recording:
     model = options.model or await _first_model(options.url, options.api_key)
-    tally = Tally()
+    tally, interrupt = Tally(), asyncio.Event()
     total = None if spec.recycle else spec.trace.num_requests
-    bar = asyncio.create_task(_show(tally, spec.label, total))
+    bar = asyncio.create_task(show_progress(spec.label, total, lambda: tally.finished + tally.failed, tally.line))
+    _until_signal(interrupt)
     try:
         return await replay_live(
             spec,
@@ -167,6 +173,7 @@ async def _run(options: argparse.Namespace, spec: ReplaySpec) -> Recording:
             CacheNamespace(model, "", 16, ""),
             options.gpus,
             tally=tally,
+            interrupt=interrupt,
             endpoint=options.endpoint,
             api_key=options.api_key,
             headers=dict(options.header),
@@ -180,22 +187,17 @@ async def _run(options: argparse.Namespace, spec: ReplaySpec) -> Recording:
         await asyncio.gather(bar, return_exceptions=True)
 
 
-async def _show(tally: Tally, label: str, total: int | None) -> None:
-    """What the run is doing, on standard error, until cancelled; a line every ten seconds where that is no terminal."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+def _until_signal(interrupt: asyncio.Event) -> None:
+    """Let the first Ctrl-C (or SIGTERM) set `interrupt`; a second one has its usual effect."""
+    loop = asyncio.get_running_loop()
 
-    console, started, last = Console(stderr=True), time.monotonic(), 0.0
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), TimeElapsedColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        task = progress.add_task(label, total=total)
-        while True:
-            await asyncio.sleep(0.5)
-            elapsed = time.monotonic() - started
-            progress.update(task, completed=tally.finished + tally.failed, description=f"{label}: {tally.line(elapsed)}")
-            if not console.is_terminal and elapsed - last >= 10:
-                last = elapsed
-                print(f"{label}: {elapsed:.0f} s, {tally.line(elapsed)}", file=sys.stderr, flush=True)
+    def on_signal() -> None:
+        interrupt.set()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, on_signal)
 
 
 async def _first_model(url: str, api_key: str) -> str:

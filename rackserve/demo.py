@@ -23,6 +23,7 @@ from rackserve.commands import link_of, prepare_folder, print_settings, write_co
 from rackserve.config import ServerConfig, Settings, load_settings
 from rackserve.live.recorder import Recorded
 from rackserve.live.runner import RunnerSpec
+from rackserve.progress import show_progress
 from rackserve.replay import (
     VOCABULARY,
     ReplaySpec,
@@ -31,7 +32,6 @@ from rackserve.replay import (
     num_gpus,
     replay_live,
     replay_simulated,
-    show_progress,
     within,
 )
 from rackserve.report.compare import print_comparison
@@ -222,7 +222,9 @@ class _Demo:
         async with open_server(settings, [keep], transcript) as server:
             self._layout = server.rack.layout
             total = sum(session.num_requests for session in spec.trace.sessions)
-            bar = asyncio.create_task(show_progress(total, f"live {name[:1]}", lambda: sent))
+            bar = asyncio.create_task(
+                show_progress(f"live {name[:1]}", total, lambda: sent, lambda _: f"{sent} of {total} requests sent")
+            )
             try:
                 recording = await replay_live(
                     spec,

@@ -3,7 +3,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import re
+import signal
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -18,7 +20,7 @@ from rackserve.base.errors import ConfigError
 from rackserve.bench.frontier import read_curve
 from rackserve.bench.records import read_recording
 from rackserve.bench.trace import read_sessions
-from rackserve.benchmark import _first_model, describe, resolve, spec_of
+from rackserve.benchmark import INTERRUPTED, _first_model, describe, resolve, spec_of
 from rackserve.cli import main, parser
 from rackserve.commands import read_trace
 from rackserve.replay import VOCABULARY, ReplaySpec
@@ -37,12 +39,13 @@ def specified(*words: str, concurrency: int = 4, salt: str = "s") -> ReplaySpec:
 
 
 class _Stub(BaseHTTPRequestHandler):
-    """Streams as many tokens as asked for, in two chunks; remembers what it was sent."""
+    """Streams as many tokens as asked for, in two chunks; remembers what it was sent. May interrupt its client."""
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
     sent: list[tuple[dict[str, str], dict[str, Any]]]
     fails = False
+    interrupts_at = 0
 
     def do_GET(self) -> None:
         self._answer(b'{"data": [{"id": "stub"}]}', "application/json")
@@ -50,6 +53,8 @@ class _Stub(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         self.sent.append(({name.lower(): value for name, value in self.headers.items()}, body))
+        if len(self.sent) == self.interrupts_at:
+            os.kill(os.getpid(), signal.SIGINT)
         if self.fails:
             self.send_error(500)
             return
@@ -229,6 +234,22 @@ def test_when_everything_fails_the_files_are_there_and_the_exit_code_is_not_0(
     # Sessions are live at once: any of them may have the first failure.
     told = rf"live bench: {summary['num_sent']} requests failed \(http_500\), such as trace_\d+/\S+: "
     assert re.search(told, capsys.readouterr().out)
+
+
+def test_an_interrupted_sweep_leaves_its_files_and_says_so(
+    stub: tuple[str, type[_Stub]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The signal comes while an answer is awaited; the second concurrency is not begun."""
+    url, kind = stub
+    kind.interrupts_at = 4
+    words = ["--concurrency", "1,2", "--out", str(tmp_path), "--time-scale", "100", "--limit", "2"]
+    assert main(["bench", "--url", url, *words]) == INTERRUPTED == 130
+    summary = msgspec.json.decode((tmp_path / "live-c1.summary.json").read_bytes())
+    assert summary["interrupted"] and not summary["valid"] and "the run was interrupted" in summary["invalid_reasons"]
+    assert summary["num_done"] >= 2 and sum(summary["slices"]["output"]) == pytest.approx(summary["output_tokens"])
+    assert (tmp_path / "report.html").exists() and not (tmp_path / "live-c2.jsonl").exists()
+    assert "the run was interrupted" in capsys.readouterr().out
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_a_model_list_that_is_none_is_told_apart_from_a_server_that_is_down() -> None:

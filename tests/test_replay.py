@@ -1,8 +1,5 @@
 from __future__ import annotations
 
-import asyncio
-import re
-
 import msgspec
 import pytest
 
@@ -25,7 +22,6 @@ from rackserve.replay import (
     exact_differences,
     num_gpus,
     replay_simulated,
-    show_progress,
     within,
 )
 from rackserve.route.placement import RouterConfig
@@ -151,18 +147,6 @@ def test_events_of_a_run_are_those_between_its_start_and_end() -> None:
     run = RunInfo("x", "live", 1, 1, started_ns=10, ended_ns=20)
     events = [RecordedEvent(at, "frontend", AttemptRetried("r", 1, "why")) for at in (9, 10, 15, 20, 21)]
     assert [event.at_ns for event in within(events, run)] == [10, 15, 20]
-
-
-def test_progress_shows_the_last_count_when_it_ends(capsys: pytest.CaptureFixture[str]) -> None:
-    async def run() -> None:
-        bar = asyncio.create_task(show_progress(7, "sent", lambda: 5))
-        await asyncio.sleep(0)
-        bar.cancel()
-        await asyncio.gather(bar, return_exceptions=True)
-
-    asyncio.run(run())
-    captured = capsys.readouterr()
-    assert captured.out == "" and re.search(r"sent .*5/7", captured.err)
 
 
 def test_recycled_sessions_come_back_as_new_ones_from_a_drawn_start() -> None:

@@ -214,8 +214,10 @@ class HttpReplay:
         client: httpx.AsyncClient,
         tally: Tally,
         now: Callable[[], Time] = time.monotonic_ns,
+        interrupt: asyncio.Event | None = None,
     ) -> None:
         self._plan = plan
+        self._interrupt = interrupt or asyncio.Event()
         self._tally = tally
         self._maker = maker
         self._ideal = ideal
@@ -230,24 +232,29 @@ class HttpReplay:
         self.records: list[RequestRecord] = []
 
     async def run(self) -> list[RequestRecord]:
-        """Replay until the plan is done or the run's deadline; what is in flight then is recorded as unfinished."""
-        watch = asyncio.create_task(self._tally.watch_lag())
+        """Replay until the plan is done, its deadline or `interrupt`; what is then in flight is recorded as unfinished."""
+        beside = [asyncio.create_task(self._tally.watch_lag()), asyncio.create_task(self._watch_interrupt())]
         try:
             await self._until_done()
         finally:
-            watch.cancel()
+            for task in beside:
+                task.cancel()
         self._plan.stop(self._now())
         running = list(self._tasks)
         for task in running:
             task.cancel()
-        await asyncio.gather(*running, watch, return_exceptions=True)
+        await asyncio.gather(*running, *beside, return_exceptions=True)
         for send, record in list(self._open.values()):
             self._close(send, record, None, _Failure("unfinished", "the run ended first"))
         return self.records
 
+    async def _watch_interrupt(self) -> None:
+        await self._interrupt.wait()
+        self._ended.set()
+
     async def _until_done(self) -> None:
         self._plan.start(self._now())
-        while not self._plan.done:
+        while not (self._plan.done or self._interrupt.is_set()):
             measured_ns, limit = self._plan.measured_from_ns, None
             if self._target.run_deadline_s and measured_ns is not None:
                 limit = measured_ns + to_ns(self._target.run_deadline_s)
@@ -328,7 +335,11 @@ async def replay_over_http(
     tally: Tally | None = None,
     transport: httpx.AsyncBaseTransport | None = None,
     now: Callable[[], Time] = time.monotonic_ns,
+    interrupt: asyncio.Event | None = None,
 ) -> list[RequestRecord]:
-    """Replay `plan` against `target`; one record per request sent. `tally` is kept up to date meanwhile."""
+    """Replay `plan` against `target`; one record per request sent. `tally` is kept up to date meanwhile.
+
+    Once `interrupt` is set nothing more is sent, and what is in flight is cut off and recorded as unfinished.
+    """
     async with httpx.AsyncClient(transport=transport or LeanTransport(now), timeout=None, trust_env=False) as client:
-        return await HttpReplay(plan, maker, ideal, target, client, tally or Tally(), now).run()
+        return await HttpReplay(plan, maker, ideal, target, client, tally or Tally(), now, interrupt).run()

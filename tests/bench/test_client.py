@@ -231,6 +231,47 @@ def test_a_run_with_a_limit_ends_on_time_and_shows_what_it_cut() -> None:
     assert summary.num_failed == 0
 
 
+def test_an_interrupted_run_ends_at_once_and_keeps_what_is_done() -> None:
+    stub = Stub(lambda body, request: [0.5, text("a"), 0.5, text("b"), *end(4, 4)])
+    loop, maker = VirtualLoop(), RequestMaker(CacheNamespace("m", "r", 4, "l"))
+    plan = Replay([session("a", *(request(100 * turn, 1, (turn,)) for turn in range(9)))], 1, caps=NO_CAPS)
+
+    async def replay(at_s: float) -> list[RequestRecord]:
+        interrupt = asyncio.Event()
+        loop.call_later(at_s, interrupt.set)
+        return await replay_over_http(
+            plan, maker, IdealCache(4), Target("http://stub", "m"), transport=stub, now=loop.now_ns, interrupt=interrupt
+        )
+
+    try:
+        records = loop.run_until_complete(replay(200.7))
+        assert loop.time() == pytest.approx(200.7)
+    finally:
+        loop.close()
+    assert [record.error for record in records] == ["", "", "unfinished"]
+    summary = summarize(RunInfo("x", "live", 1, 1, interrupted=True), records)
+    assert (summary.num_done, summary.num_unfinished, summary.valid) == (2, 1, False)
+    assert summary.invalid_reasons == ("the run was interrupted",)
+
+
+def test_an_interruption_in_a_pause_does_not_wait_for_the_next_turn() -> None:
+    stub = Stub(lambda body, request: [0.5, text("a"), 0.5, text("b"), *end(4, 4)])
+    loop, maker = VirtualLoop(), RequestMaker(CacheNamespace("m", "r", 4, "l"))
+    plan = Replay([session("a", request(0), request(1_000))], 1, caps=NO_CAPS)
+
+    async def replay() -> list[RequestRecord]:
+        interrupt = asyncio.Event()
+        loop.call_later(3.0, interrupt.set)
+        where = Target("http://stub", "m")
+        return await replay_over_http(plan, maker, IdealCache(4), where, transport=stub, now=loop.now_ns, interrupt=interrupt)
+
+    try:
+        assert [record.error for record in loop.run_until_complete(replay())] == [""]
+        assert loop.time() == pytest.approx(3.0)
+    finally:
+        loop.close()
+
+
 def test_the_thin_tail_is_outside_the_steady_window() -> None:
     lengths = [2, 2, 20]
     sessions = [session(f"s{n}", *(request(2 * t, 1, (t,)) for t in range(length))) for n, length in enumerate(lengths)]
