@@ -28,7 +28,7 @@ from rackserve.base.messages import (
     TokensEmitted,
 )
 from rackserve.base.request import Request, Usage
-from rackserve.base.step import TokenLogprobs
+from rackserve.base.step import FAILURES, TokenLogprobs
 from rackserve.base.units import Time
 from rackserve.nodes.alarms import Alarms
 from rackserve.nodes.deadlines import Deadlines
@@ -204,11 +204,26 @@ class Frontend:
         index = live.emitted
         live.emitted += len(tokens)
         live.output.extend(tokens)
-        if message.finish is not None:
-            self._end(live, "finished", tokens=tokens, index=index, finish=message.finish, logprobs=logprobs)
-        elif tokens:
-            output = Output(live.request.id, index, tokens, attempts=live.attempt, logprobs=logprobs)
-            self._ports.transport.send(live.reply_to, output)
+        scores = message.prompt_logprobs if index == 0 else ()  # else the client has them already
+        if message.finish is None:
+            if tokens:
+                output = Output(
+                    live.request.id, index, tokens, attempts=live.attempt, logprobs=logprobs, prompt_logprobs=scores
+                )
+                self._ports.transport.send(live.reply_to, output)
+            return
+        failure = FAILURES.get(message.finish)
+        self._end(
+            live,
+            "finished" if failure is None else "aborted",
+            tokens=tokens,
+            index=index,
+            finish=message.finish if failure is None else None,
+            error=None if failure is None else message.finish,
+            detail=failure or "",
+            logprobs=logprobs,
+            prompt_logprobs=scores,
+        )
 
     def _on_cancel(self, message: Cancel) -> None:
         live = self._live.get(message.request)
@@ -268,6 +283,7 @@ class Frontend:
         error: str | None = None,
         detail: str = "",
         logprobs: tuple[TokenLogprobs, ...] = (),
+        prompt_logprobs: tuple[TokenLogprobs, ...] = (),
     ) -> None:
         """The one place where a request ends (law I1)."""
         del self._live[live.request.id]
@@ -275,7 +291,7 @@ class Frontend:
         self._alarms.clear(live.request.id, live.attempt)
         usage = Usage(live.num_prompt_tokens, max(0, live.cached_tokens), live.emitted)
         at = live.emitted if index is None else index
-        output = Output(live.request.id, at, tokens, finish, error, detail, usage, live.attempt, logprobs)
+        output = Output(live.request.id, at, tokens, finish, error, detail, usage, live.attempt, logprobs, prompt_logprobs)
         self._ports.transport.send(live.reply_to, output)
         self._record_end(live, outcome, error or finish or "")
         self._report_drained()

@@ -101,7 +101,12 @@ class PrefillNode:
                 cache.free_window(sequence.lease, sequence.branches.pop(passed))
 
     def _reusable(self, sequence: Sequence) -> int:
-        """Blocks of the prompt that need not be computed if they are had; its last token always is, as output starts there."""
+        """Blocks of the prompt that need not be computed if they are had; its last token always is, as output starts there.
+
+        None of one whose log-probabilities are wanted: they come of computing it.
+        """
+        if sequence.request.scores_prompt:
+            return 0
         return (sequence.request.num_tokens - 1) // self.worker.layout.block_tokens
 
     def _waits_for_sibling(self, sequence: Sequence, matched: int, dp_rank: int) -> bool:
@@ -225,7 +230,7 @@ class PrefillNode:
         worker.commit(sequence)
         done = PrefillProgressed(request.id, request.attempt, rank, progress.num_computed)
         worker.ports.transport.send(ROUTER, done)
-        if progress.tokens:
+        if progress.tokens or sequence.finish is not None:
             self._computed(sequence, errand, progress.tokens)
         self._pusher.push(sequence, errand)
         worker.on_room(worker.dp_rank(sequence))  # siblings may have waited for these blocks
@@ -244,6 +249,7 @@ class PrefillNode:
             errand.local + errand.fetched,
             sequence.finish,
             tuple(sequence.logprobs),
+            tuple(sequence.prompt_logprobs),
         )
         send(FRONTEND, emitted)
         worker.spiller.offer(sequence)

@@ -13,13 +13,14 @@ import msgspec
 from rackserve.base.errors import ConfigError, InvariantError
 from rackserve.base.ids import Rank
 from rackserve.base.ranges import MAX_COUNT, require_range
-from rackserve.base.step import Step, StepItem, StepResult
+from rackserve.base.step import ItemResult, Step, StepItem, StepResult
 from rackserve.base.units import blocks_for
 from rackserve.kv.rank_cache import RankCache
 from rackserve.sched.carried import Carried, can_be_carried, room_of, settle
 from rackserve.sched.queue import ORDERS
+from rackserve.sched.sampling import describe, take
 from rackserve.sched.sequence import Sequence
-from rackserve.sched.states import chunk, note_state, snapshot
+from rackserve.sched.states import chunk, snapshot
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -202,8 +203,7 @@ class Scheduler:
             if sequence.ended or sequence.finish is not None:
                 left.append(sequence)
                 continue
-            progress.append(self._advance(sequence, item, done.tokens))
-            sequence.logprobs.extend(done.logprobs[: len(progress[-1].tokens)])
+            progress.append(self._advance(sequence, item, done))
             if self.config.carry:
                 self._carry(sequence)
         if self.config.carry and len(progress) > 1:
@@ -312,6 +312,8 @@ class Scheduler:
             replayed=max(0, min(sequence.replay_end - start, num_tokens)),
             full_from=max(0, prompt - layout.tail_tokens) if layout.tail_tokens and start < prompt else 0,
         )
+        if sequence.asks:
+            item = describe(item, sequence)
         sequence.restore = -1
         if not sequence.sent_blocks:
             self.started.append(sequence)
@@ -355,31 +357,11 @@ class Scheduler:
                 youngest.lease = None
         return True
 
-    def _advance(self, sequence: Sequence, item: StepItem, tokens: tuple[int, ...]) -> Progress:
-        """Count positions and append accepted tokens up to a stop token or the limit."""
-        if item.sample and not tokens:
-            raise InvariantError(f"the engine returned no token for {sequence.key} at position {item.start}")
-        request = sequence.request
-        accepted = tokens[: max(1, request.max_tokens - len(sequence.outputs))]
-        if request.stop_token_ids and not request.ignore_eos:
-            stop = next((at for at, token in enumerate(accepted) if token in request.stop_token_ids), None)
-            if stop is not None:
-                accepted = accepted[: stop + 1]
-                sequence.finish = "stop"
-        if sequence.finish is None and len(sequence.outputs) + len(accepted) >= request.max_tokens and accepted:
-            sequence.finish = "length"
-        extra = max(0, len(accepted) - 1)
-        sequence.computed = item.start + item.num_tokens + extra
-        sequence.scheduled = max(sequence.scheduled, sequence.computed)
-        note_state(sequence, item, self._block_tokens)
-        first = len(sequence.outputs)
-        sequence.outputs.extend(accepted)
-        if sequence.request.tokens:
-            sequence.tokens.extend(accepted)
-        over = sequence.finish is not None or len(sequence.outputs) >= sequence.max_outputs
-        if sequence.in_flight == 0 and sequence.state == "running" and not over:
-            sequence.move("ready")
-        return Progress(sequence, item.num_tokens + extra, first, accepted)
+    def _advance(self, sequence: Sequence, item: StepItem, done: ItemResult) -> Progress:
+        """Count positions and append accepted tokens."""
+        first, before = len(sequence.outputs), item.start
+        tokens = take(sequence, item, done, self._block_tokens)
+        return Progress(sequence, sequence.computed - before, first, tokens)
 
     def _take_retired(self) -> tuple[int, ...]:
         retired, self._retired = tuple(self._retired), []

@@ -52,6 +52,8 @@ class Sequence:
     boundary      blocks before the last state that generating left in `state_slot(boundary)`, or -1
     branched      such boundaries at which a state was left
     stored        (blocks, window slot) of resume states that finished steps have left, for the prefix cache
+    asks          its request wants more of sampling than an item says by itself; see `rackserve.sched.sampling`
+    context_due   the engine needs the tokens before the first one that it draws
     holds         engine steps and transfers that still touch its blocks; they are released only at 0
     """
 
@@ -71,6 +73,9 @@ class Sequence:
     holds: int = 0
     outputs: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    asks: bool = False
+    context_due: bool = False
     sent_blocks: int = 0
     restore: int = -1
     boundary_slot: int = -1
@@ -135,4 +140,8 @@ def new_sequence(number: int, request: Request, placement: Placement, state: Sta
     """A sequence as it enters a rank; its tokens are copied once from the request's buffer."""
     tokens = array("i")
     tokens.frombytes(request.tokens)
-    return Sequence(number, request, placement, state, max_outputs, tokens, request.chain)
+    sequence = Sequence(number, request, placement, state, max_outputs, tokens, request.chain)
+    if request.tokens:
+        sequence.asks = request.sampling.changes_logits or request.scores_prompt
+        sequence.context_due = request.sampling.reads_output
+    return sequence
