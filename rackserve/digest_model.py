@@ -8,6 +8,10 @@ H(entries 0..p-1, window state after p, row p). The window state (`window` group
 restored from a slot: a fold of all rows so far, or with `replay_tokens` a mark of row p and of the n rows before it, so that
 it takes n positions to bring it back. With `tail_tokens` n more marks follow, of the last n rows, which are blank where a
 position did not pass all layers; a drawn token depends on them while entries do not.
+
+It has no logits. Bans (`allowed_token_ids`, `min_tokens`, `bad_words` of one id, a `logit_bias` of -100) hold and 100 forces;
+where a choice depends on output or prompt, the token drawn depends on all of it. `top_p`, `top_k`, `min_p` and `logprobs` do
+nothing; a constraint or log-probabilities of the prompt end the request as unsupported.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ from rackserve.base.errors import InvariantError
 from rackserve.base.kv_layout import KvGroup, KvLayout
 from rackserve.base.request import SamplingParams
 from rackserve.base.rng import draw_below
-from rackserve.base.step import ItemResult, Step, StepItem, StepResult
+from rackserve.base.step import UNSUPPORTED, ItemResult, Step, StepItem, StepResult
 
 ENTRY_BYTES = 8
 FOLD_BYTES = 16
@@ -45,12 +49,16 @@ def digest_layout(
 
 @dataclass(slots=True)
 class _Sequence:
-    """What the engine carries: block table, tokens drawn last, ids before the next position, and the window state there."""
+    """What the engine carries: block table, tokens drawn last, ids before the next position, and the window state there.
+
+    read   ids that the choice of the next token depends on
+    """
 
     fold: bytes
     ids: array[int]
     blocks: list[int] = field(default_factory=list)
-    last: tuple[int, ...] = ()
+    last: tuple[int, ...] = (0,)
+    read: array[int] = field(default_factory=lambda: array("i"))
 
 
 class DigestRunner:
@@ -83,16 +91,31 @@ class DigestRunner:
             item = structs.replace(item, snapshot_at=end)
         tokens = array("i", item.tokens) if item.tokens else array("i", state.last[-item.num_tokens :])
         digest = self._compute(state, item, item.start, tokens)
+        if item.scored or (item.sample and item.sampling.constraint is not None):
+            return ItemResult(item.sequence, (), finish=UNSUPPORTED)
         if not item.sample:
             return ItemResult(item.sequence, ())
-        drawn = [next_token(digest, item.sampling, item.output_index, self._vocab)]
+        state.read.frombytes(item.context)
+        drawn = [self._draw(state, item, digest, 0)]
         # A draft head that is right this often, by chance that depends on the position alone:
         accepted = draw_below(item.num_draft + 1, "draft", item.start) if item.num_draft else 0
         for extra in range(accepted):
             digest = self._compute(state, item, end + extra, array("i", drawn[-1:]))
-            drawn.append(next_token(digest, item.sampling, item.output_index + extra + 1, self._vocab))
+            drawn.append(self._draw(state, item, digest, extra + 1))
         state.last = tuple(drawn)
         return ItemResult(item.sequence, state.last, num_verified=item.num_draft)
+
+    def _draw(self, state: _Sequence, item: StepItem, digest: bytes, extra: int) -> int:
+        """The token that is output number `extra` of an item."""
+        sampling, index = item.sampling, item.output_index + extra
+        if sampling.reads_output:
+            if len(state.read) < index:
+                raise InvariantError(f"sequence {item.sequence}: {len(state.read)} of {index} output tokens are known")
+            digest = blake2b(digest + state.read.tobytes(), digest_size=16).digest()
+        token = next_token(digest, sampling, index, self._vocab, item.stop_token_ids)
+        if sampling.reads_output:
+            state.read.append(token)
+        return token
 
     def _compute(self, state: _Sequence, item: StepItem, start: int, tokens: array[int]) -> bytes:
         """Write the entries of positions [start, start + len(tokens)) of `item`; returns the digest of the last."""
@@ -140,12 +163,25 @@ class DigestRunner:
         return self._arena[at : at + self.layout.window_bytes]
 
 
-def next_token(digest: bytes, sampling: SamplingParams, output_index: int, vocab_size: int) -> int:
-    """The token drawn after a position with this digest: greedy, or by (seed, output index) if the temperature is not 0."""
-    greedy = int.from_bytes(digest[ENTRY_BYTES:], "little") % vocab_size
-    if sampling.temperature == 0:
-        return greedy
-    return (greedy + draw_below(vocab_size, sampling.seed, output_index)) % vocab_size
+def next_token(digest: bytes, sampling: SamplingParams, output_index: int, vocab_size: int, stop: tuple[int, ...] = ()) -> int:
+    """The token drawn after a position with this digest: greedy, or by (seed, output index) if the temperature is not 0.
+
+    stop   ids that `sampling.min_tokens` rules out at first. If nothing is left, everything may be drawn.
+    """
+    number = int.from_bytes(digest[ENTRY_BYTES:], "little")
+    drawn = 0 if sampling.temperature == 0 else draw_below(vocab_size, sampling.seed, output_index)
+    if not sampling.changes_logits:
+        return (number + drawn) % vocab_size
+    bias = dict(sampling.logit_bias)
+    banned = {token for token, value in bias.items() if value <= -100} | {
+        word[0] for word in sampling.bad_words if len(word) == 1
+    }
+    if output_index < sampling.min_tokens:
+        banned.update(stop)
+    allowed = sampling.allowed_token_ids or range(vocab_size)
+    left = [token for token in allowed if token not in banned and token < vocab_size]
+    left = [token for token in left if bias.get(token, 0.0) >= 100] or left or list(range(vocab_size))
+    return left[(number + drawn) % len(left)]
 
 
 def cold_output(
@@ -165,6 +201,7 @@ def cold_output(
     layout = digest_layout(1, window=window, history=history, replay=replay, tail=tail)
     total = len(ids) + max_tokens
     runner = DigestRunner(memoryview(bytearray(total * layout.block_bytes)), total, layout, vocab_size)
+    chosen = sampling or SamplingParams()
     output: list[int] = []
     start, fresh = 0, ids
     while len(output) < max_tokens:
@@ -176,7 +213,9 @@ def cold_output(
             tuple(range(start, start + len(fresh))),
             sample=True,
             output_index=len(output),
-            sampling=sampling or SamplingParams(),
+            sampling=chosen,
+            context=tokens if chosen.reads_prompt and not output else b"",
+            stop_token_ids=stop if chosen.min_tokens else (),
             full_from=max(0, len(ids) - layout.tail_tokens) if tail and not output else 0,
         )
         token = runner.run(Step(0, (item,))).items[0].tokens[0]

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rackserve.base.errors import InvariantError
-from rackserve.base.request import SamplingParams
-from rackserve.base.step import Step, StepItem
+from rackserve.base.request import Constraint, SamplingParams
+from rackserve.base.step import UNSUPPORTED, Step, StepItem
 from rackserve.digest_model import DigestRunner, cold_output, digest_layout
 
 BLOCK = 4
@@ -24,8 +24,8 @@ def runner(window: bool = False, num_blocks: int = 8, **model: Any) -> tuple[Dig
     return DigestRunner(memoryview(arena), num_blocks, layout), arena
 
 
-def item(start: int, tokens: list[int], blocks: tuple[int, ...] = (), *, sample: bool = True, **more: int) -> StepItem:
-    return StepItem(1, start, len(tokens) or 1, array("i", tokens).tobytes(), blocks, sample, **more)  # type: ignore[arg-type]
+def item(start: int, tokens: list[int], blocks: tuple[int, ...] = (), *, sample: bool = True, **more: Any) -> StepItem:
+    return StepItem(1, start, len(tokens) or 1, array("i", tokens).tobytes(), blocks, sample, **more)
 
 
 def ids(tokens: list[int]) -> bytes:
@@ -105,6 +105,54 @@ def test_a_seeded_draw_depends_on_seed_and_position_alone() -> None:
 def test_a_stop_token_is_the_last_one() -> None:
     whole = cold_output(ids(TOKENS), 6)
     assert cold_output(ids(TOKENS), 6, stop=(whole[2],)) == whole[: whole.index(whole[2]) + 1]
+
+
+def output_with(**sampling: Any) -> list[int]:
+    return cold_output(ids(TOKENS), 6, stop=sampling.pop("stop", ()), sampling=SamplingParams(**sampling))
+
+
+def test_bans_hold_and_a_full_bias_forces() -> None:
+    whole = output_with()
+    assert set(output_with(allowed_token_ids=(5, 7))) == {5, 7}
+    assert output_with(logit_bias=((9, 100.0),)) == [9] * 6
+    assert whole[0] not in output_with(logit_bias=((whole[0], -100.0),))
+    assert whole[0] not in output_with(bad_words=((whole[0],),))
+    assert output_with(logit_bias=((whole[0], 1.0),)) == whole
+
+
+def test_stop_tokens_do_not_come_before_min_tokens() -> None:
+    stop = tuple(range(60))
+    assert len(output_with(stop=stop)) == 1
+    late = output_with(stop=stop, min_tokens=4)
+    assert set(late[:4]) <= {60, 61, 62, 63}
+    assert len(late) == 5
+
+
+@pytest.mark.parametrize("sampling", [SamplingParams(presence_penalty=1.0), SamplingParams(repetition_penalty=2.0)])
+def test_a_choice_that_depends_on_the_output_is_the_same_wherever_it_goes_on(sampling: SamplingParams) -> None:
+    whole = cold_output(ids(TOKENS), 6, sampling=sampling)
+    assert whole[0] != cold_output(ids(TOKENS), 1)[0]
+    made, _ = runner()
+    given = TOKENS + whole[:3]
+    context = ids(given if sampling.reads_prompt else whole[:3])
+    part = item(0, given, tuple(range(5)), output_index=3, sampling=sampling, context=context)
+    assert list(run(made, part)) == whole[3:4]
+    made, _ = runner()
+    wrong = item(0, given, tuple(range(5)), output_index=3, sampling=sampling, context=context[:-4] + b"1234")
+    assert list(run(made, wrong)) != whole[3:4]
+    made, _ = runner()
+    with pytest.raises(InvariantError, match="of 3 output tokens are known"):
+        run(made, item(0, given, tuple(range(5)), output_index=3, sampling=sampling))
+
+
+def test_what_needs_logits_ends_the_request() -> None:
+    made, _ = runner()
+    dictated = SamplingParams(constraint=Constraint("json_object"))
+    parts = (
+        item(0, TOKENS, (0, 1, 2), sampling=dictated),
+        StepItem(2, 0, 3, ids(TOKENS[:3]), (3,), False, scored=ids(TOKENS[1:4])),
+    )
+    assert [(done.tokens, done.finish) for done in made.run(Step(0, parts)).items] == [((), UNSUPPORTED)] * 2
 
 
 def test_a_retired_sequence_is_forgotten() -> None:

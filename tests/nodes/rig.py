@@ -198,15 +198,18 @@ class Rig:
         session: str = "",
         seed: int | None = None,
         stop: tuple[int, ...] = (),
+        sampling: SamplingParams | None = None,
+        prompt_logprobs: int = -1,
     ) -> Answer:
         """Send a request at `at` (default: now)."""
         ids = array("i", list(tokens))
         raw = ids.tobytes()
-        sampling = SamplingParams() if seed is None else SamplingParams(temperature=1.0, seed=seed)
+        if sampling is None:
+            sampling = SamplingParams() if seed is None else SamplingParams(temperature=1.0, seed=seed)
         chain = extend_chain(b"", self.root, raw, self.block)
         request = Request(
             id=name, session=session or name, tokens=raw, chain=chain, num_tokens=len(ids), max_tokens=max_tokens,
-            sampling=sampling, stop_token_ids=stop, root=self.root,
+            sampling=sampling, stop_token_ids=stop, root=self.root, prompt_logprobs=prompt_logprobs,
         )  # fmt: skip
         answer = self.client.answers[name] = Answer(request)
         self.client.ports.clock.call_at(self.host.now if at is None else at, Timeout("submit", name))
