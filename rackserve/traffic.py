@@ -179,7 +179,7 @@ def _lines(path: Path) -> Iterator[tuple[int, _Head | _Line]]:
 
 
 def read_traffic(path: Path | str) -> tuple[list[Session], int]:
-    """(sessions of a recording by their first request, how many failed requests were left out).
+    """(sessions of a recording by their first request, how many failed requests were left out). The first begins at 0.
 
     Block ids are numbered in order of appearance and mean the same in all sessions, so what prompts share stays shared.
     Raises FileFormatError, with path and line, for a file that is no recording. A half-written last line is left out.
@@ -217,7 +217,7 @@ def read_traffic(path: Path | str) -> tuple[list[Session], int]:
         requests = [request for _, _, request in group]
         zero = requests[0].at_ns
         entries = tuple(msgspec.structs.replace(request, at_ns=request.at_ns - zero) for request in requests)
-        sessions.append(Session(f"s{number:06}", block_tokens, entries, shared=True))
+        sessions.append(Session(f"s{number:06}", block_tokens, entries, shared=True, start_ns=zero - found[0][2].at_ns))
     return sessions, num_failed
 
 

@@ -84,6 +84,7 @@ def test_a_recording_becomes_sessions_with_lengths_times_and_shared_blocks(tmp_p
     sessions, num_failed = read_traffic(tmp_path / "log")
     assert num_failed == 0 and [session.id for session in sessions] == ["s000000", "s000001"]
     assert all(session.shared and session.block_tokens == BLOCK for session in sessions)
+    assert [session.start_ns for session in sessions] == [0, 1_000_000_000], "sessions keep their distance"
     first, second = (list(requests_of(session.entries)) for session in sessions)
     assert [(r.at_ns, r.api_ns, r.input_tokens, r.output_tokens) for r in first] == [
         (0, 500_000_000, 10, 3),

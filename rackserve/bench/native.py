@@ -36,6 +36,7 @@ class _Document(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
     block_tokens: int
     requests: list[_Entry]
     shared: bool = False
+    start: float = 0.0
 
 
 _decoder = msgspec.json.Decoder(_Document)
@@ -51,8 +52,10 @@ def parse_native(raw: bytes, shared: IdChain | None) -> tuple[Session, IdChain |
     ids = shared if document.shared and shared is not None else IdChain(document.block_tokens)
     if ids.block_tokens != document.block_tokens:
         raise ValueError(f"`block_tokens` is {document.block_tokens} after {ids.block_tokens}; shared ids need one block size")
+    if not 0 <= document.start <= MAX_TIME_S:
+        raise ValueError(f"`start` must be from 0 to {MAX_TIME_S:g} seconds, got {document.start}")
     entries = _convert(document.requests, ids, "requests")
-    session = Session(document.id, document.block_tokens, entries, document.shared)
+    session = Session(document.id, document.block_tokens, entries, document.shared, to_ns(document.start))
     return session, ids if document.shared else None
 
 
@@ -87,7 +90,8 @@ def write_sessions(path: Path | str, sessions: Iterable[Session]) -> None:
                 ids = shared if session.shared and shared is not None else IdChain(session.block_tokens)
                 shared = ids if session.shared else None
                 entries = [_entry(entry, ids) for entry in session.entries]
-                document = _Document(FORMAT, session.id, session.block_tokens, entries, session.shared)
+                start = session.start_ns / NS_PER_S
+                document = _Document(FORMAT, session.id, session.block_tokens, entries, session.shared, start)
                 file.write(_encoder.encode(document) + b"\n")
     except OSError as error:
         raise FileFormatError(f"{path}: cannot be written ({error.strerror}); choose another file") from None

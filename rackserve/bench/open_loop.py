@@ -18,7 +18,8 @@ Arrival = Literal["poisson", "constant"]
 
 
 class OpenLoop:
-    """Sends each session once: at its recorded times, or sessions beginning at `rate` a second, turns as far apart as recorded.
+    """Sends each session once: where and when it was recorded, or sessions beginning at `rate` a second, turns as far apart as
+    recorded.
 
     arrival   how sessions follow each other at that rate: with drawn (exponential) or equal distances
     """
@@ -112,7 +113,7 @@ def _begins(count: int, rate: float | None, arrival: Arrival, seed: int) -> Iter
 def _all_sends(sessions: Sequence[Session], begins: Iterator[Time | None]) -> Iterator[Send]:
     for session, begin in zip(sessions, begins, strict=True):
         streams = streams_of(session)
-        moved = 0 if begin is None else begin - min(stream.starts_ns[0] for stream in streams)
+        moved = session.start_ns if begin is None else begin - min(stream.starts_ns[0] for stream in streams)
         for number, stream in enumerate(streams):
             for turn, start in enumerate(stream.starts_ns):
                 key, last = RequestKey(session.id, 0, number, turn), turn + 1 == len(stream.turns)

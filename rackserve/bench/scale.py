@@ -128,6 +128,7 @@ def scale_sessions(
         entries = scaler.entries(session.entries, session.block_tokens)
         num_cut += scaler.by_context + scaler.by_turns > before
         if entries:
-            made.append(Session(session.id, session.block_tokens // scale, entries, session.shared))
+            start_ns = scaler.time(session.start_ns)
+            made.append(Session(session.id, session.block_tokens // scale, entries, session.shared, start_ns))
     num_requests = sum(session.num_requests for session in made)
     return ScaledTrace(tuple(made), num_requests, scaler.by_context, scaler.by_turns, num_cut)

@@ -61,12 +61,14 @@ class Session(msgspec.Struct, frozen=True):
 
     block_tokens   tokens behind each hash id (64 unless scaled)
     shared         its hash ids mean the same in every session of the trace; else they are its own
+    start_ns       when it began, from the start of the recording; only an open-loop replay at recorded times looks at it
     """
 
     id: str
     block_tokens: int
     entries: tuple[TraceRequest | Subagent, ...]
     shared: bool = False
+    start_ns: Time = 0
 
     @property
     def num_requests(self) -> int:

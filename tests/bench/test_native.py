@@ -33,6 +33,14 @@ def test_shared_ids_go_on_from_line_to_line(tmp_path: Path) -> None:
     assert list(read_sessions(tmp_path / "t.jsonl")) == sessions
 
 
+def test_a_session_keeps_when_it_began(tmp_path: Path) -> None:
+    late = Session("a", 4, (TraceRequest(0, 0, 8, 1, ids(0, 1)),), start_ns=to_ns(12.000000001))
+    write_sessions(tmp_path / "t.jsonl", [late])
+    assert list(read_sessions(tmp_path / "t.jsonl")) == [late]
+    with pytest.raises(ValueError, match="`start` must be from 0"):
+        parse_native(b'{"rackserve_trace": 1, "id": "s", "block_tokens": 4, "start": -1, "requests": []}', None)
+
+
 def test_the_documented_line_means_what_the_document_says() -> None:
     raw = b"""{"rackserve_trace": 1, "id": "s1", "block_tokens": 64, "requests": [
         {"at": 0, "took": 3.5, "input": 150, "output": 20, "new": [[0, 2]]},

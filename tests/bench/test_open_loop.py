@@ -3,6 +3,7 @@ from __future__ import annotations
 from itertools import pairwise
 from statistics import mean
 
+import msgspec
 import pytest
 
 from rackserve.base.errors import ConfigError, InvariantError
@@ -27,6 +28,17 @@ def test_every_request_is_sent_at_its_recorded_time_whatever_became_of_those_bef
     assert (plan.num_finished, plan.num_failed, plan.done) == (2, 3, True)
     assert (plan.measured_from_ns, plan.steady_end_ns) == (0, to_ns(30))
     assert plan.sessions_ended_ns == [to_ns(52), to_ns(80)], "a session ends with its last answer, whichever that is"
+
+
+def test_sessions_keep_the_distance_at_which_they_began_unless_a_rate_is_given() -> None:
+    sessions = [
+        msgspec.structs.replace(session(name, request(0), request(7)), start_ns=to_ns(at))
+        for name, at in (("a", 3), ("b", 5.5))
+    ]
+    sent = {key: at for key, (at, _) in drive(OpenLoop(sessions), slow).items()}
+    assert sent == {"a/0/0/0": 3, "b/0/0/0": 5.5, "a/0/0/1": 10, "b/0/0/1": 12.5}
+    rated = {key: at for key, (at, _) in drive(OpenLoop(sessions, rate=1, arrival="constant"), slow).items()}
+    assert rated == {"a/0/0/0": 0, "b/0/0/0": 1, "a/0/0/1": 7, "b/0/0/1": 8}
 
 
 def test_a_rate_sets_the_distance_of_sessions_and_not_of_their_turns() -> None:

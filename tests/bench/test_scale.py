@@ -43,6 +43,11 @@ def test_the_turn_limit_counts_turns_of_each_conversation() -> None:
     assert (made.num_cut_by_turns, made.num_cut_by_context) == (2, 0)
 
 
+def test_the_start_of_a_session_is_divided_too() -> None:
+    late = Session("a", 64, (turn(0, 1),), start_ns=to_ns(30))
+    assert scale_sessions([late], time_scale=10).sessions[0].start_ns == to_ns(3)
+
+
 def test_a_scale_that_does_not_divide_the_block_is_refused() -> None:
     with pytest.raises(ConfigError, match="divide the trace's block size 64"):
         scale_sessions([Session("a", 64, (turn(0, 1),))], scale=7)
