@@ -21,6 +21,7 @@ class Options(msgspec.Struct, frozen=True):
     seed: int = 42
     trace: str = ""
     costs: str = ""
+    harness: str = ""
 
     @property
     def rounds(self) -> int:
@@ -149,8 +150,9 @@ def main(run: Callable[[Options], Result], description: str | None) -> int:
     parser.add_argument("--seed", type=int, default=42)
     parser.add_argument("--trace", default="", help="a file of recorded sessions to use as well (simulator)")
     parser.add_argument("--costs", default="", help="costs.json of a calibrated run (simulations); default: assumed costs")
+    parser.add_argument("--harness", default="", help="the command of agentx-harness, to compare with (agentx_agreement)")
     given = parser.parse_args()
-    result = run(Options(given.quick, given.seed, given.trace, given.costs))
+    result = run(Options(given.quick, given.seed, given.trace, given.costs, given.harness))
     if given.json:
         sys.stdout.write(msgspec.json.encode(result).decode() + "\n")
     else:

@@ -29,7 +29,11 @@ SCRIPTS = (
     "draft_budget",
     "pool_vs_affinity",
     "client",
+    "agentx_agreement",
 )
+PEERS = ("agentx_agreement",)
+"""Scripts that compare with other people's software: without it they keep the section they left before."""
+
 FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_int8")
 PACKAGES = ("msgspec", "pyzmq", "torch")
 FAILED = "the script failed"
@@ -88,22 +92,44 @@ def run_script(name: str, arguments: Sequence[str]) -> Result:
     return msgspec.json.decode(done.stdout.splitlines()[-1], type=Result)
 
 
+def stamped(result: Result, seed: int) -> Result:
+    """`result` with a note of its own on how it came about: its section may outlive the head of the page."""
+    note = f"Measured by itself: commit {commit()}; seed {seed}; load {os.getloadavg()[0]:.2f}."
+    return msgspec.structs.replace(result, notes=(*result.notes, note))
+
+
+def sections(text: str) -> dict[str, str]:
+    """The head of a page under the empty name, and its sections by script."""
+    head, *parts = text.split("\n## ")
+    return {"": head.rstrip() + "\n"} | {part.split("\n", 1)[0]: f"## {part.rstrip()}\n" for part in parts}
+
+
 def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="small sizes, few rounds: only shows that the scripts work")
     parser.add_argument("--only", nargs="+", choices=SCRIPTS, default=SCRIPTS, metavar="SCRIPT")
-    parser.add_argument("--out", type=Path, help="file to write (default: RESULTS.md here; nothing after a quick run)")
+    parser.add_argument(
+        "--out", type=Path, help="file to write (default: RESULTS.md here; nothing after a quick run); --only keeps its others"
+    )
     parser.add_argument("--seed", type=int, default=42)
     parser.add_argument("--trace", default="", help="a file of recorded sessions for the simulator to run as well")
     parser.add_argument("--costs", default="", help="costs.json of a calibrated run, for the simulated comparison")
+    parser.add_argument("--harness", default="", help="the command of agentx-harness, in an environment of its own")
     given = parser.parse_args(words)
     arguments = ["--seed", str(given.seed)] + ["--quick"] * given.quick
-    arguments += [word for name in ("trace", "costs") for word in (f"--{name}", getattr(given, name)) if getattr(given, name)]
+    arguments += [
+        word for name in ("trace", "costs", "harness") for word in (f"--{name}", getattr(given, name)) if getattr(given, name)
+    ]
     load, started = os.getloadavg()[0], monotonic()
-    results = []
+    results: list[Result] = []
+    out = given.out or (None if given.quick else HERE / "RESULTS.md")
+    before = sections(out.read_text()) if out is not None and out.exists() else {}
+    partial = set(given.only) != set(SCRIPTS)
     for name in given.only:
         begun = monotonic()
         results.append(run_script(name, arguments))
+        if (partial or name in PEERS) and not results[-1].skipped:
+            results[-1] = stamped(results[-1], given.seed)
         state = results[-1].skipped or f"{len(results[-1].figures)} figures"
         print(f"{name}: {state}, {monotonic() - begun:.0f} s", file=sys.stderr, flush=True)
     head = [
@@ -117,12 +143,14 @@ def main(words: Sequence[str] | None = None) -> int:
         f"- commit: {commit()}; seed: {given.seed}",
         "",
     ]
-    text = "\n".join(head + [as_markdown(result) for result in results])
-    out = given.out or (None if given.quick else HERE / "RESULTS.md")
+    page = {"": "\n".join(head)} | {result.name: as_markdown(result) for result in results}
+    idle = {result.name for result in results if result.skipped and not result.skipped.startswith(FAILED)}
+    page |= {name: text for name, text in before.items() if (partial and name not in given.only) or name in idle}
+    text = "\n".join(page[name].rstrip() + "\n" for name in ("", *SCRIPTS) if name in page)
     if out is None:
         print(text)
     else:
-        out.write_text(text.rstrip() + "\n")
+        out.write_text(text)
         print(f"wrote {out}", file=sys.stderr)
     return int(any(result.skipped.startswith(FAILED) for result in results))
 

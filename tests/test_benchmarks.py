@@ -13,6 +13,9 @@ import pytest
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 SHARED = {"measure", "real_step", "run"}
+PEERS = {"agentx_agreement"}
+"""Without the other people's software they compare with they only say what they need."""
+
 SCRIPTS = sorted(path.stem for path in BENCHMARKS.glob("*.py") if path.stem not in SHARED)
 HAS_ENGINE = all(find_spec(name) for name in ("torch", "gguf", "safetensors"))
 
@@ -21,7 +24,7 @@ def python(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *words], cwd=BENCHMARKS.parent, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize("script", [script for script in SCRIPTS if script not in PEERS])
 def test_a_quick_run_gives_finite_figures_and_ratios(script: str) -> None:
     if script == "engine":
         from rackserve.model.embedded import SMOLLM2, cache_root
@@ -40,6 +43,14 @@ def test_a_quick_run_gives_finite_figures_and_ratios(script: str) -> None:
     assert any(figure["ratios"] for figure in result["figures"])
 
 
+@pytest.mark.parametrize("script", sorted(PEERS))
+def test_a_comparison_without_its_peer_says_what_it_needs(script: str) -> None:
+    done = python(f"benchmarks/{script}.py", "--json")
+    assert done.returncode == 0, done.stderr
+    result = msgspec.json.decode(done.stdout)
+    assert result["name"] == script and result["skipped"].startswith("not run, it needs ") and not result["figures"]
+
+
 def test_results_name_machine_commit_seed_and_every_claim(tmp_path: Path) -> None:
     out = tmp_path / "RESULTS.md"
     done = python("benchmarks/run.py", "--quick", "--only", "hashing", "--seed", "7", "--out", str(out))
@@ -48,6 +59,17 @@ def test_results_name_machine_commit_seed_and_every_claim(tmp_path: Path) -> Non
     for word in ("cores", "Python", "load:", "commit:", "seed: 7", "## hashing", "| ratio |"):
         assert word in text
     assert text.count("\n- holds: ") + text.count("\n- **does not hold**: ") == 6
+
+
+def test_a_part_of_the_benchmarks_replaces_its_own_sections_only(tmp_path: Path) -> None:
+    out = tmp_path / "RESULTS.md"
+    kept = "## agentx_agreement\n\nwhat an earlier run found\n"
+    out.write_text(f"# Results\n\nthe head\n\n## hashing\n\nstale words\n\n{kept}")
+    done = python("benchmarks/run.py", "--quick", "--only", "hashing", "agentx_agreement", "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    text = out.read_text()
+    assert text.startswith("# Results\n\nthe head\n\n## hashing\n") and "stale" not in text
+    assert text.endswith(kept) and "Measured by itself: commit " in text
 
 
 def test_a_failing_script_is_named_and_fails_the_run(tmp_path: Path) -> None:
