@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from rackserve import __version__
 from rackserve.arguments import at_least, number_within
 from rackserve.base.errors import RackserveError
+from rackserve.base.memory_plan import USABLE
 from rackserve.bench_options import add_bench, add_simulate, add_synthesize
 
 
@@ -173,9 +174,9 @@ def _add_plan_memory(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--usable",
         type=number_within(0.01, 1),
-        default=1.0,
+        default=USABLE,
         metavar="SHARE",
-        help="share of that memory to plan with (default 1)",
+        help=f"share of that memory to plan with (default {USABLE:g})",
     )
     command.add_argument(
         "--engram-shards",
@@ -191,7 +192,11 @@ def _add_cost_model(command: argparse.ArgumentParser) -> None:
     command.add_argument("--kernels", metavar="NAME", help="a set of coefficients (default: the chip's own)")
     command.add_argument("--role", choices=["prefill", "decode"], default="decode", help="default decode")
     command.add_argument("--tp", type=at_least(1), default=1, help="chips that compute a rank together (default 1)")
-    command.add_argument("--ep", type=at_least(1), default=1, help="ranks in lockstep that share the experts (default 1)")
+    command.add_argument(
+        "--ep",
+        type=at_least(1),
+        help="ranks in lockstep that share the experts (default: 1, 2, 4 ..., as few as hold the model)",
+    )
     command.add_argument(
         "--table-shards", type=at_least(0), default=0, metavar="N", help="chips that share lookup tables (default 0: the host)"
     )

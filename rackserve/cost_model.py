@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+import msgspec
+
 from rackserve.architectures import architecture_named
 from rackserve.sim.cost.kernels import kernel_sets
 from rackserve.sim.cost.linear import decode_plane, prefill_cost
@@ -19,6 +21,7 @@ from rackserve.sim.hardware import Chip, Value, chips, named
 def cost_model(options: argparse.Namespace) -> int:
     """Print the step. ConfigError for a set-up that cannot be, ResourceError for one that does not fit in memory."""
     model = StepModel(_setup(options))
+    budget(model.setup).require_fit()
     load = _load(options)
     terms, seconds, moved = model.terms([load]), model.seconds([load]), changes(model, [load])
     _print_terms(model, terms, seconds, moved)
@@ -30,16 +33,20 @@ def cost_model(options: argparse.Namespace) -> int:
 
 
 def _setup(options: argparse.Namespace) -> Setup:
+    """The set-up that is asked for; without `--ep` the narrowest group of 1, 2, 4 ... ranks that holds the model."""
     chip = named("--chip", chips(), options.chip)
-    return Setup(
+    setup = Setup(
         architecture=architecture_named(options.model),
         chip=chip,
         kernels=named("--kernels", kernel_sets(), options.kernels or chip.kernels),
         role=options.role,
         tp=options.tp,
-        ep=options.ep,
+        ep=options.ep or 1,
         table_shards=options.table_shards,
     )
+    while options.ep is None and not budget(setup).fits and 2 * setup.num_chips <= chip.number("link_domain"):
+        setup = msgspec.structs.replace(setup, ep=2 * setup.ep)
+    return setup
 
 
 def _load(options: argparse.Namespace) -> StepLoad:
@@ -99,10 +106,10 @@ def _print_value(name: str, value: Value, note: str = "") -> None:
 
 
 def _print_memory(setup: Setup, options: argparse.Namespace) -> None:
-    plan = budget(setup)
-    print(f"memory of one chip: {plan.capacity_bytes / 1e9:.1f} GB may be planned with")
-    for line in plan.lines:
+    memory = budget(setup)
+    print(f"memory of one chip: {memory.capacity_bytes / 1e9:.1f} GB may be planned with")
+    for line in memory.plan.lines:
         print(f"  {line.name:28} {line.num_bytes / 1e9:9.3f} GB")
     each = sequence_bytes(setup, options.context)
-    count = plan.most_sequences(each)
+    count = memory.most_sequences(each)
     print(f"  {'sequences':28} {count:9,} of {options.context:,} cached tokens, {each / 1e6:.1f} MB each")

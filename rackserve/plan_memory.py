@@ -8,13 +8,15 @@ from pathlib import Path
 
 from rackserve.base.errors import ConfigError
 from rackserve.base.kv_layout import KvLayout
+from rackserve.base.memory_plan import MemoryPlan
 from rackserve.base.topology import ROLES, Role, Topology
 from rackserve.config import Settings, load_settings
 from rackserve.live.runner import RunnerSpec
 from rackserve.model import deepseek_v41
 from rackserve.model.deepseek_v41.config import DeepseekV41Config, read_config
 from rackserve.model.deepseek_v41.layout import kv_layout
-from rackserve.model.deepseek_v41.memory import Device, MemoryPlan, Total, checkpoint_totals, plan_device, vision_total
+from rackserve.model.deepseek_v41.memory import Device, Total, checkpoint_totals, plan_device, vision_total
+from rackserve.sim.hardware import chips
 
 SHIPPED = "deepseek-v4.1-flash"
 """The released model, whose config.json is part of the package."""
@@ -24,14 +26,6 @@ PLANNED = Settings(
     runner=RunnerSpec(kind="deepseek_v41", model=SHIPPED, block_tokens=256, weights="stored"),
 )
 """What `--set` changes: the settings of `serve`, with blocks and weights as a rack of GPUs would hold them."""
-
-DEVICE_BYTES = {
-    "h100": 80 * 10**9,
-    "h200": 141 * 10**9,
-    "b200": 180 * 10**9,
-    "b300": 288 * 10**9,
-}
-"""Memory by device name, as its data sheet says; some of it is never free."""
 
 UNITS = {"": 1, "b": 1} | {
     f"{prefix}{ending}": base**power
@@ -80,9 +74,10 @@ def config_path(name: str | None) -> Path:
 def capacity_bytes(memory: str | None, device: str | None, usable: float) -> int | None:
     """Bytes that a plan may take; None if no device is described. ConfigError if `memory` is no size or `device` unknown."""
     if device is not None:
-        if device.lower() not in DEVICE_BYTES:
-            raise ConfigError(f"--device {device[:40]!r} is unknown; choose {', '.join(DEVICE_BYTES)} or give --device-memory")
-        return int(DEVICE_BYTES[device.lower()] * usable)
+        known = chips()
+        if device.lower() not in known:
+            raise ConfigError(f"--device {device[:40]!r} is unknown; choose {', '.join(known)} or give --device-memory")
+        return int(known[device.lower()].number("memory_bytes") * usable)
     return None if memory is None else int(parse_size(memory) * usable)
 
 

@@ -72,7 +72,7 @@ def test_weights_on_a_chip_are_those_that_the_engine_plans_with(role: Role, tp: 
     )
     lines = plan_device(CONFIG, kv_layout(CONFIG, 256), device).lines
     engine = sum(line.num_bytes for line in lines[:6])
-    plan = budget(flash("vr", role, tp=tp, ep=ep, table_shards=shards).setup)
+    plan = budget(flash("vr", role, tp=tp, ep=ep, table_shards=shards).setup).plan
     assert sum(line.num_bytes for line in plan.lines) == pytest.approx(engine, rel=1e-5)
 
 

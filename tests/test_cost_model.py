@@ -29,6 +29,15 @@ def test_a_prefill_step_on_rubin_is_shown_with_its_line_and_unknown_values(capsy
     assert "tables                          11.264 GB" in out
 
 
+@pytest.mark.parametrize(("chip", "ranks"), [("gb300", 2), ("vr", 2), ("h200", 4), ("h100", 8)])
+def test_without_a_width_the_narrowest_group_that_holds_the_model_is_shown(
+    chip: str, ranks: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["cost-model", "--chip", chip]) == 0
+    out = capsys.readouterr().out
+    assert f"decode on {ranks} x " in out and "sequences" in out.splitlines()[-1]
+
+
 @pytest.mark.parametrize(
     ("options", "code", "says"),
     [
@@ -43,4 +52,6 @@ def test_what_cannot_be_is_refused_by_name(
     options: list[str], code: int, says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["cost-model", *options]) == code
-    assert capsys.readouterr().err.startswith(f"rackserve: {says}")
+    captured = capsys.readouterr()
+    assert captured.err.startswith(f"rackserve: {says}")
+    assert not captured.out, "nothing is printed before it is known to fit"

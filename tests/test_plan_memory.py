@@ -10,7 +10,8 @@ import pytest
 
 from rackserve.base.errors import ConfigError
 from rackserve.cli import main
-from rackserve.plan_memory import DEVICE_BYTES, SHIPPED, capacity_bytes, config_path, parse_size
+from rackserve.plan_memory import SHIPPED, capacity_bytes, config_path, parse_size
+from rackserve.sim.hardware import chips
 
 GOLDEN = Path(__file__).parent / "golden" / "deepseek_v41_tiny"
 EP8 = ["--set", "topology.prefill_ranks=8", "--set", "topology.decode_ranks=8"]
@@ -36,7 +37,7 @@ def test_the_released_model_is_the_default_and_its_totals_are_printed(capsys: py
 
 
 def test_settings_shape_the_plan_and_a_fitting_one_says_what_is_left(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = run(capsys, *EP8, "--device", "H200", "--usable", "0.9")
+    code, out, _ = run(capsys, *EP8, "--device", "H200")
     assert code == 0 and out.endswith("fits\n")
     assert "prefill device: 1 of 16 (2 workers of 8 ranks of 1 devices)" in out
     assert "of 126,900,000,000 bytes: " in out and "more KV blocks" in out
@@ -101,7 +102,16 @@ def test_what_is_no_size_is_refused(text: str) -> None:
 def test_usable_is_a_share_of_what_the_device_has() -> None:
     assert capacity_bytes(None, None, 0.5) is None
     assert capacity_bytes("1000", None, 0.5) == 500
-    assert capacity_bytes(None, "h200", 1.0) == DEVICE_BYTES["h200"] == 141 * 10**9
+    assert capacity_bytes(None, "h200", 1.0) == 141 * 10**9
+
+
+def test_both_commands_about_memory_know_the_same_chips_and_plan_with_the_same_share(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name, chip in chips().items():
+        code, out, _ = run(capsys, *EP8, "--device", name, "--set", "topology.decode_blocks=1")
+        assert f"of {int(0.9 * chip.number('memory_bytes')):,} bytes" in out
+        assert code in (0, 4)
 
 
 def test_planning_needs_no_torch() -> None:

@@ -70,7 +70,8 @@ def _from_cost_model() -> dict[str, Prediction]:
     prefill = StepLoad(requests, 32_768, 128 * requests, requests * MEAN_CONTEXT, 32_768 * (MEAN_CONTEXT + 4_000))
     decode = decode_load(32, 32 * MEAN_CONTEXT, 1 + DRAFTS)
     model = architecture_named(FLASH)
-    shard = next(line for line in budget(_model("vr", "prefill", ep=2, table_shards=18).setup).lines if line.name == "tables")
+    lines = budget(_model("vr", "prefill", ep=2, table_shards=18).setup).plan.lines
+    shard = next(line for line in lines if line.name == "tables")
     return {
         "single-p50": Prediction(speed(single, MEAN_CONTEXT), "cost model", "fitted to this figure"),
         "single-p90": Prediction(speed(single, LONG_PROMPT), "cost model", "at the P90 prompt; acceptance does not vary"),

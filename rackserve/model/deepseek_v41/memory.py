@@ -7,8 +7,9 @@ from typing import Literal
 
 import msgspec
 
-from rackserve.base.errors import FileFormatError, ResourceError
+from rackserve.base.errors import FileFormatError
 from rackserve.base.kv_layout import KvLayout
+from rackserve.base.memory_plan import Line, MemoryPlan
 from rackserve.base.topology import Role
 from rackserve.base.units import blocks_for
 from rackserve.model.config import read_json
@@ -31,40 +32,6 @@ class Total(msgspec.Struct, frozen=True):
     name: str
     num_parameters: int
     num_bytes: int
-
-
-class Line(msgspec.Struct, frozen=True):
-    """One part of a device's memory, and what makes it smaller."""
-
-    name: str
-    num_bytes: int
-    remedy: str
-
-
-class MemoryPlan(msgspec.Struct, frozen=True):
-    """What a device holds, in the order in which it is allocated. `who` names the device in errors."""
-
-    who: str
-    lines: tuple[Line, ...]
-
-    @property
-    def total_bytes(self) -> int:
-        return sum(line.num_bytes for line in self.lines)
-
-    def require_fit(self, capacity_bytes: int) -> None:
-        """ResourceError naming the first line with which the sum exceeds `capacity_bytes`, and what to change."""
-        taken = 0
-        for line in self.lines:
-            if taken + line.num_bytes > capacity_bytes:
-                raise ResourceError(
-                    f"{self.who}: no room for {line.name}: {line.num_bytes:,} bytes, but {capacity_bytes - taken:,} of "
-                    f"{capacity_bytes:,} are left; {line.remedy}"
-                )
-            taken += line.num_bytes
-
-    def num_more(self, capacity_bytes: int, unit_bytes: int) -> int:
-        """How many more things of `unit_bytes` each fit beside all lines."""
-        return max(capacity_bytes - self.total_bytes, 0) // unit_bytes
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,45 +2,34 @@
 
 from __future__ import annotations
 
+from math import ceil
+
 import msgspec
 
 from rackserve.base.errors import ResourceError
+from rackserve.base.memory_plan import USABLE, Line, MemoryPlan
 from rackserve.sim.cost.setup import Setup
-
-USABLE = 0.9
-"""Share of a chip's memory that engines plan with by default; the rest is taken by drivers, graphs and fragments."""
-
-
-class Line(msgspec.Struct, frozen=True):
-    """One part of a chip's memory, and what makes it smaller."""
-
-    name: str
-    num_bytes: float
-    remedy: str
 
 
 class Budget(msgspec.Struct, frozen=True):
-    """What a chip holds at all times, and what each running sequence adds.
+    """What a chip holds at all times, of the `capacity_bytes` that may be planned with."""
 
-    capacity_bytes  what may be planned with
-    """
-
-    who: str
-    capacity_bytes: float
-    lines: tuple[Line, ...]
+    plan: MemoryPlan
+    capacity_bytes: int
 
     @property
-    def left_bytes(self) -> float:
-        """What the lines leave. ResourceError naming the first that does not fit."""
-        left = self.capacity_bytes
-        for line in self.lines:
-            if line.num_bytes > left:
-                raise ResourceError(
-                    f"{self.who}: no room for {line.name}: {line.num_bytes:,.0f} bytes, but {max(left, 0):,.0f} of "
-                    f"{self.capacity_bytes:,.0f} are left; {line.remedy}"
-                )
-            left -= line.num_bytes
-        return left
+    def fits(self) -> bool:
+        return self.plan.total_bytes <= self.capacity_bytes
+
+    def require_fit(self) -> None:
+        """ResourceError naming the first line that does not fit."""
+        self.plan.require_fit(self.capacity_bytes)
+
+    @property
+    def left_bytes(self) -> int:
+        """What the plan leaves. ResourceError as from `require_fit`."""
+        self.require_fit()
+        return self.capacity_bytes - self.plan.total_bytes
 
     def most_sequences(self, sequence_bytes: float) -> int:
         """How many sequences of `sequence_bytes` fit beside all lines."""
@@ -56,15 +45,16 @@ def budget(setup: Setup, activation_bytes: float = 0.0, usable: float = USABLE) 
         segment.num_layers * segment.experts.num * segment.experts.num_bytes for segment in segments if segment.experts
     )
     tables = model.table_bytes / setup.table_shards if setup.table_shards else 0.0
-    lines = (
-        Line("dense weights", dense, "raise tp"),
-        Line("experts", experts / setup.num_chips, "raise ep or tp"),
-        Line("embedding and output matrix", model.embedding.held(tp) + model.head.held(tp), "raise tp"),
-        Line("tables", tables, "raise table_shards, or set it to 0 to keep the tables in host memory"),
-        Line("activations", activation_bytes, "compute fewer tokens in a step"),
+    parts = (
+        ("dense weights", dense, "raise tp"),
+        ("experts", experts / setup.num_chips, "raise ep or tp"),
+        ("embedding and output matrix", model.embedding.held(tp) + model.head.held(tp), "raise tp"),
+        ("tables", tables, "raise table_shards, or set it to 0 to keep the tables in host memory"),
+        ("activations", activation_bytes, "compute fewer tokens in a step"),
     )
-    kept = tuple(line for line in lines if line.num_bytes)
-    return Budget(f"{setup.chip.name}, {setup.role}", setup.chip.number("memory_bytes") * usable, kept)
+    lines = tuple(Line(name, ceil(size), remedy) for name, size, remedy in parts if size)
+    capacity = int(setup.chip.number("memory_bytes") * usable)
+    return Budget(MemoryPlan(f"{setup.chip.name}, {setup.role}", lines), capacity)
 
 
 def sequence_bytes(setup: Setup, context: float) -> float:
@@ -76,11 +66,11 @@ def sequence_bytes(setup: Setup, context: float) -> float:
 
 def require_sequences(setup: Setup, num_sequences: int, context: float, activation_bytes: float = 0.0) -> None:
     """ResourceError, naming the line that breaks, unless so many sequences of `context` positions fit on each rank."""
-    plan = budget(setup, activation_bytes)
+    memory = budget(setup, activation_bytes)
     wanted = num_sequences * sequence_bytes(setup, context)
-    if wanted > plan.left_bytes:
+    if wanted > memory.left_bytes:
         raise ResourceError(
-            f"{plan.who}: no room for cached tokens: {num_sequences} sequences of {context:,.0f} take {wanted:,.0f} bytes, but "
-            f"{plan.left_bytes:,.0f} of {plan.capacity_bytes:,.0f} are left; at most "
-            f"{plan.most_sequences(sequence_bytes(setup, context))} fit"
+            f"{memory.plan.who}: no room for cached tokens: {num_sequences} sequences of {context:,.0f} take {wanted:,.0f} "
+            f"bytes, but {memory.left_bytes:,} of {memory.capacity_bytes:,} are left; at most "
+            f"{memory.most_sequences(sequence_bytes(setup, context))} fit"
         )

@@ -9,13 +9,12 @@ import pytest
 import torch
 
 from rackserve.base.errors import ConfigError, FileFormatError, ResourceError
+from rackserve.base.memory_plan import MemoryPlan
 from rackserve.model.deepseek_v41.config import read_config
 from rackserve.model.deepseek_v41.inventory import inventory
 from rackserve.model.deepseek_v41.layout import kv_layout
 from rackserve.model.deepseek_v41.memory import (
     Device,
-    Line,
-    MemoryPlan,
     checkpoint_totals,
     part_of,
     plan_device,
@@ -172,21 +171,6 @@ def test_what_is_lowered_takes_less() -> None:
         "activations (estimate)": {"max_batched_tokens": 511},
     }.items():
         assert sizes(plan_device(config, layout, changed(**fields)))[line] < full[line], line
-
-
-def test_the_batch_that_fits_is_the_sum_made_by_hand() -> None:
-    """1,000 bytes of weights, 8 bytes of KV a token, 0.9 of 2,000 bytes usable, 100 of activations, sequences of 50 tokens."""
-    lines = (Line("weights", 1000, "use less"), Line("activations", 100, "lower the batch"))
-    plan, usable = MemoryPlan("device", lines), int(0.9 * 2000)
-    assert plan.num_more(usable, 50 * 8) == 1
-    assert plan.num_more(usable, 50 * 16) == 0
-    assert plan.num_more(2000, 50 * 8) == 2
-    sharded = MemoryPlan("device", (lines[0], Line("table", 800, "add shards"), lines[1]))
-    assert sharded.num_more(usable, 50 * 8) == 0
-    with pytest.raises(
-        ResourceError, match=r"device: no room for activations: 100 bytes, but 0 of 1,800 are left; lower the batch"
-    ):
-        sharded.require_fit(usable)
 
 
 def test_a_group_that_cannot_share_evenly_has_no_plan() -> None:

@@ -46,7 +46,7 @@ def test_what_does_not_fit_is_refused_by_the_line_that_breaks() -> None:
 
 
 def test_two_tables_over_eighteen_chips_are_ten_and_a_half_gib_each() -> None:
-    lines = {line.name: line.num_bytes for line in budget(flash("vr", "prefill", ep=2, table_shards=18).setup).lines}
+    lines = {line.name: line.num_bytes for line in budget(flash("vr", "prefill", ep=2, table_shards=18).setup).plan.lines}
     assert lines["tables"] / 2**30 == pytest.approx(10.5, abs=0.05)
 
 
