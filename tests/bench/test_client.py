@@ -350,6 +350,34 @@ def test_a_tally_follows_the_run() -> None:
     assert len(records) == 4
 
 
+@pytest.mark.parametrize("slow", [False, True])
+def test_a_client_whose_own_loop_is_slow_says_that_it_was_the_bottleneck(slow: bool) -> None:
+    """A token every 10 ms; the slow client's loop is held up for 30 ms in every 40."""
+    loop, maker, tally = VirtualLoop(), RequestMaker(CacheNamespace("m", "r", 4, "l")), Tally()
+    stub = Stub(lambda body, request: [piece for _ in range(200) for piece in (0.01, text("a"))] + end(4, 200))
+
+    async def hog() -> None:
+        while slow:
+            loop.block(0.03)
+            await asyncio.sleep(0.01)
+
+    async def replay() -> list[RequestRecord]:
+        beside = asyncio.create_task(hog())
+        plan, where = Replay(singles(3, outputs=200), 3), Target("http://stub", "m")
+        records = await replay_over_http(plan, maker, IdealCache(4), where, tally=tally, transport=stub, now=loop.now_ns)
+        beside.cancel()
+        return records
+
+    try:
+        records = loop.run_until_complete(replay())
+    finally:
+        loop.close()
+    summary = summarize(RunInfo("x", "live", 3, 1, client=tally.load()), records)
+    late = [warning for warning in summary.warnings if "the client was the bottleneck: it woke up to" in warning]
+    assert len(late) == slow
+    assert summary.tpot_ms is not None and (summary.tpot_ms.p50 > 15) is slow, "what it says of the server is not true then"
+
+
 def test_senseless_targets_are_refused() -> None:
     with pytest.raises(ConfigError, match="completions-tokens, completions or chat"):
         Target("http://x", "m", endpoint="embeddings")  # type: ignore[arg-type]

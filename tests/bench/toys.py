@@ -78,5 +78,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self._jumping.time
 
+    def block(self, seconds: float) -> None:
+        """What code does that computes for so long without giving way."""
+        self._jumping.time += seconds
+
     def now_ns(self) -> int:
         return round(self.time() * NS_PER_S)
