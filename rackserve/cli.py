@@ -12,6 +12,7 @@ from rackserve.arguments import at_least, number_within
 from rackserve.base.errors import RackserveError
 from rackserve.base.memory_plan import USABLE
 from rackserve.bench_options import add_bench, add_simulate, add_synthesize
+from rackserve.sim_options import add_sim
 
 
 def parser() -> argparse.ArgumentParser:
@@ -24,7 +25,8 @@ def parser() -> argparse.ArgumentParser:
     _add_serve(commands.add_parser("serve", help="start a rack on this machine with an OpenAI-compatible front end"))
     _add_demo(commands.add_parser("demo", help="replay agent sessions on two set-ups, live and simulated, and compare"))
     add_bench(commands.add_parser("bench", help="replay agent sessions against any OpenAI-compatible endpoint"))
-    _add_simulate(commands.add_parser("simulate", help="replay agent sessions on a simulated rack"))
+    _add_simulate(commands.add_parser("simulate", help="replay agent sessions on a simulated copy of a rack you can start"))
+    add_sim(commands.add_parser("sim", help="what if: racks of chips you do not own, one or a grid of them, compared"))
     add_synthesize(commands.add_parser("synthesize", help="draw agent sessions like those of a published corpus, as a trace"))
     _add_swarm(commands.add_parser("swarm", help="run random small racks with faults in simulation and check every law"))
     _add_compare(
@@ -228,7 +230,10 @@ def _add_validate(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--mooncake", metavar="FILE", help="Mooncake's conversation trace, JSONL, plain or gzip")
     command.add_argument("--requests", metavar="FILE", help="LLMServingSim's measured requests on RTX PRO 6000, JSONL")
-    command.add_argument("--history", metavar="FILE", help="append the result to FILE, one JSON line a run")
+    command.add_argument(
+        "--sessions", metavar="FILE", help="agent sessions: pool against caches of ranks by cache size; minutes"
+    )
+    command.add_argument("--history", metavar="FILE", help="say what moved since its last line; append a line")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -273,6 +278,10 @@ def _run(options: argparse.Namespace) -> int:
         from rackserve.validate import validate
 
         return validate(options)
+    if options.command == "sim":
+        from rackserve.what_if import sim
+
+        return sim(options)
     if options.command == "compare":
         from rackserve.comparing import compare
 

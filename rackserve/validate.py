@@ -10,7 +10,10 @@ from pathlib import Path
 import msgspec
 
 from rackserve import __version__
-from rackserve.base.errors import ConfigError, FileFormatError
+from rackserve.base.errors import ConfigError
+from rackserve.validation.cache_policies import CacheRow
+from rackserve.validation.cache_table import cache_table, table_lines
+from rackserve.validation.history import Drift, append, drift, last_line, revision
 from rackserve.validation.hit_curve import SOURCE, HitRow, compare_hits
 from rackserve.validation.mixed_engine import SETUP, TimingAgreement, compare_timings
 from rackserve.validation.silicon import Silicon, compare_silicon
@@ -24,35 +27,65 @@ NOT_SET_UP = (
 """Known measurements that nothing here is compared with, and why."""
 
 
+GIVEN = ("silicon", "mooncake", "requests", "sessions")
+"""Options that say what to compare with."""
+
+MOST_CHANGES = 20
+"""Figures that moved since the last run are printed up to this many."""
+
+
 class Validation(msgspec.Struct, frozen=True):
-    """One line of the history."""
+    """One line of the history; what was not asked for is None. `revision` is the commit of the code, if known."""
 
     version: str
     date: str
-    silicon: Silicon | None
-    hits: tuple[HitRow, ...] | None
-    requests: TimingAgreement | None
+    revision: str
+    silicon: Silicon | None = None
+    hits: tuple[HitRow, ...] | None = None
+    requests: TimingAgreement | None = None
+    caches: tuple[CacheRow, ...] | None = None
 
 
 def validate(options: argparse.Namespace) -> int:
     """Compare what was given. ConfigError if nothing was, FileFormatError for a file that is not what it should be."""
-    if not (options.silicon or options.mooncake or options.requests):
-        raise ConfigError("nothing to compare with; give --silicon FILE, --mooncake FILE or --requests FILE")
-    silicon = compare_silicon(Path(options.silicon)) if options.silicon else None
-    hits = tuple(compare_hits(Path(options.mooncake))) if options.mooncake else None
-    requests = compare_timings(Path(options.requests)) if options.requests else None
-    if silicon is not None:
-        _print_silicon(silicon)
-    if hits is not None:
-        _print_hits(hits)
-    if requests is not None:
-        _print_requests(requests)
+    if not any(getattr(options, name) for name in GIVEN):
+        raise ConfigError(f"nothing to compare with; give {', '.join(f'--{name} FILE' for name in GIVEN)} or several of them")
+    before = last_line(Path(options.history)) if options.history else None
+    result = Validation(
+        __version__,
+        datetime.now(UTC).date().isoformat(),
+        revision(),
+        silicon=compare_silicon(Path(options.silicon)) if options.silicon else None,
+        hits=tuple(compare_hits(Path(options.mooncake))) if options.mooncake else None,
+        requests=compare_timings(Path(options.requests)) if options.requests else None,
+        caches=cache_table(Path(options.sessions)) if options.sessions else None,
+    )
+    _print(result)
+    if options.history:
+        if before is not None:
+            _print_drift(drift(before, msgspec.to_builtins(result)))
+        append(Path(options.history), result)
+    return 0
+
+
+def _print(result: Validation) -> None:
+    if result.silicon is not None:
+        _print_silicon(result.silicon)
+    if result.hits is not None:
+        _print_hits(result.hits)
+    if result.requests is not None:
+        _print_requests(result.requests)
+    if result.caches is not None:
+        print("\n".join(table_lines(result.caches)))
     print("not compared:")
     for text in NOT_SET_UP:
         print(f"  {text}")
-    if options.history:
-        _append(Path(options.history), Validation(__version__, datetime.now(UTC).date().isoformat(), silicon, hits, requests))
-    return 0
+
+
+def _print_drift(found: Drift) -> None:
+    print(f"since the last run ({found.since}): {found.num_same:,} figures the same, {len(found.changes):,} moved")
+    for change in found.changes[:MOST_CHANGES]:
+        print(f"  {change.name}: {change.before:.4g} -> {change.now:.4g}")
 
 
 def _print_silicon(silicon: Silicon) -> None:
@@ -85,11 +118,3 @@ def _print_requests(found: TimingAgreement) -> None:
             f"median error {part.median_signed:+.0%}, too low {part.share_low:.0%}, rank correlation{_tau(part.tau)}"
         )
     print(f"  {'until the last token':22} {found.duration_error:+.0%}")
-
-
-def _append(path: Path, result: Validation) -> None:
-    try:
-        with path.open("ab") as file:
-            file.write(msgspec.json.encode(result) + b"\n")
-    except OSError as error:
-        raise FileFormatError(f"{path}: cannot be written ({error}); give another file to --history") from None

@@ -30,6 +30,7 @@ def test_figures_and_what_is_missing_are_printed_and_kept(tmp_path: Path, capsys
     assert "published  0.40  ours 0.500" in printed and "not compared:" in printed
     kept = [json.loads(line) for line in history.read_text().splitlines()]
     assert len(kept) == 2 and kept[0] == kept[1]
+    assert "figures the same, 0 moved" in printed
     assert kept[0]["requests"]["ttft"]["count"] == 2
     assert kept[0]["hits"][0]["ours"] == 0.5 and kept[0]["silicon"]["outcomes"]["used"] == 13
 

@@ -115,8 +115,8 @@ def naive_row(
                  seed=seed)  # fmt: skip
     total = 0
     for name, (sent, _, warmup) in log.items():
-        tree, stream, at = name.rsplit("/", 2)
-        request = turns[tree.rsplit("/", 1)[0], int(stream), int(at)]
+        tree, talk, at = name.rsplit("/", 2)
+        request = turns[tree.rsplit("/", 1)[0], int(talk), int(at)]
         prompt = [(tree, block) for block in memoryview(request.hash_ids).cast("i")]
         measured = not warmup and sent >= begin + warm_s * 1e9
         total += measured * request.input_tokens
