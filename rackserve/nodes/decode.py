@@ -118,12 +118,13 @@ class DecodeNode:
         visit.cached_tokens = message.cached_tokens
         sequence.computed = sequence.scheduled = sequence.request.num_tokens
         sequence.outputs.extend(message.first_tokens)
+        sequence.reported = len(sequence.outputs)  # the prefill rank has sent them
         if sequence.request.tokens:
             sequence.tokens.extend(message.first_tokens)
         sequence.restore = sequence.end_slot
         worker.commit(sequence)
         sequence.move("ready")
-        dp_rank = worker.dp_rank(sequence)
+        dp_rank = sequence.dp_rank
         worker.group.schedulers[dp_rank].add(sequence)
 
     def on_progress(self, progress: Progress) -> None:
@@ -134,7 +135,7 @@ class DecodeNode:
         emitted = TokensEmitted(
             request.id,
             request.attempt,
-            worker.ranks[worker.dp_rank(sequence)],
+            worker.ranks[sequence.dp_rank],
             request.num_emitted + start,
             progress.tokens,
             self._visits[sequence.key].cached_tokens,
@@ -148,7 +149,7 @@ class DecodeNode:
 
     def _finish(self, sequence: Sequence) -> None:
         worker, request = self.worker, sequence.request
-        dp_rank = worker.dp_rank(sequence)
+        dp_rank = sequence.dp_rank
         if 0 <= sequence.boundary == sequence.computed // worker.layout.block_tokens:
             sequence.stored.append((sequence.boundary, sequence.state_slot(sequence.boundary)))
             worker.commit(sequence)
@@ -158,7 +159,7 @@ class DecodeNode:
         worker.end(sequence, "done")
 
     def on_given_up(self, sequence: Sequence, reason: str) -> None:
-        dp_rank = self.worker.dp_rank(sequence)
+        dp_rank = sequence.dp_rank
         self._fail(sequence.key, None, dp_rank, reason)
         if not sequence.ended:
             self.worker.end(sequence, "aborted")
@@ -174,7 +175,7 @@ class DecodeNode:
     def _abort(self, sequence: Sequence) -> None:
         """End an attempt. If a prefill rank may still write to its blocks, they stay held until it says it will not."""
         visit = self._visits[sequence.key]
-        dp_rank = self.worker.dp_rank(sequence)
+        dp_rank = sequence.dp_rank
         self.worker.queues[dp_rank].remove(sequence)
         if visit.exposed:
             sequence.holds += 1
@@ -186,7 +187,7 @@ class DecodeNode:
 
     def _ask_pushes_ended(self, sequence: Sequence) -> None:
         """Ask the prefill rank to stop pushing; ask again until it has answered or is down."""
-        dp_rank = self.worker.dp_rank(sequence)
+        dp_rank = sequence.dp_rank
         self._fail(sequence.key, sequence.placement.prefill.worker, dp_rank, "decode gave up", to_router=False)
         self.worker.set_alarm("fence", sequence)
 
@@ -218,7 +219,7 @@ class DecodeNode:
                 self._leave(sequence)
             else:
                 self._abort(sequence)
-                self._fail(sequence.key, None, self.worker.dp_rank(sequence), f"{message.rank} is down")
+                self._fail(sequence.key, None, sequence.dp_rank, f"{message.rank} is down")
 
     def _fail(
         self,
@@ -246,7 +247,7 @@ class DecodeNode:
             self._ask_pushes_ended(sequence)
         elif kind == "receive" and sequence.state in ("reserved", "receiving"):
             self._abort(sequence)
-            self._fail(key, None, self.worker.dp_rank(sequence), "receive deadline")
+            self._fail(key, None, sequence.dp_rank, "receive deadline")
 
     def check(self) -> None:
         """Raise InvariantError if a law does not hold on this worker."""

@@ -64,7 +64,7 @@ class Pusher:
         complete = sequence.state == "pushing"
         total = blocks_for(sequence.request.num_tokens, block_tokens)
         upto = total if complete else sequence.num_present // block_tokens
-        region = worker.region(worker.dp_rank(sequence))
+        region = worker.region(sequence.dp_rank)
         copies = []
         if upto > errand.pushed:
             targets = reserved.slots[errand.pushed - reserved.first_block : upto - reserved.first_block]

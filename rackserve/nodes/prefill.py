@@ -97,7 +97,7 @@ class PrefillNode:
         sequence.replay_end = cached if replay else 0
         if sequence.lease is not None:
             for passed in [blocks for blocks in sequence.branches if blocks <= num_blocks]:
-                cache = self.worker.caches[self.worker.dp_rank(sequence)]
+                cache = self.worker.caches[sequence.dp_rank]
                 cache.free_window(sequence.lease, sequence.branches.pop(passed))
 
     def _reusable(self, sequence: Sequence) -> int:
@@ -150,7 +150,7 @@ class PrefillNode:
 
     def _ready(self, sequence: Sequence) -> None:
         worker, errand = self.worker, self._errands[sequence.key]
-        dp_rank = worker.dp_rank(sequence)
+        dp_rank = sequence.dp_rank
         request = sequence.request
         sequence.move("ready")
         worker.group.schedulers[dp_rank].add(sequence)
@@ -192,11 +192,11 @@ class PrefillNode:
         worker = self.worker
         first = found.from_block
         errand.pool_lease = found.lease
-        region = worker.region(worker.dp_rank(sequence))
+        region = worker.region(sequence.dp_rank)
         copies = pool_copies(
             region, sequence.block_table[first : first + num_blocks], found.slots[:num_blocks], "full", to_pool=False
         )
-        cache, lease, state = worker.caches[worker.dp_rank(sequence)], sequence.lease, sequence.end_slot
+        cache, lease, state = worker.caches[sequence.dp_rank], sequence.lease, sequence.end_slot
         if found.window_slot is not None and lease is not None:
             spare = cache.allocate_window(lease)  # to keep it for others too; the other slot only lends itself
             state = sequence.end_slot if spare is None else spare
@@ -217,7 +217,7 @@ class PrefillNode:
                 if found.window_slot is not None and lease is not None:
                     sequence.restore = state if state == sequence.end_slot else cache.state_slot(lease)
             self._ready(sequence)
-            worker.on_room(worker.dp_rank(sequence))  # siblings may have waited for these blocks
+            worker.on_room(sequence.dp_rank)  # siblings may have waited for these blocks
 
         worker.moves.start("fetch", sequence, copies, on_end)
 
@@ -226,19 +226,19 @@ class PrefillNode:
     def on_progress(self, progress: Progress) -> None:
         worker, sequence = self.worker, progress.sequence
         errand = self._errands[sequence.key]
-        request, rank = sequence.request, worker.ranks[worker.dp_rank(sequence)]
+        request, rank = sequence.request, worker.ranks[sequence.dp_rank]
         worker.commit(sequence)
         done = PrefillProgressed(request.id, request.attempt, rank, progress.num_computed)
         worker.ports.transport.send(ROUTER, done)
         if progress.tokens or sequence.finish is not None:
             self._computed(sequence, errand, progress.tokens)
         self._pusher.push(sequence, errand)
-        worker.on_room(worker.dp_rank(sequence))  # siblings may have waited for these blocks
+        worker.on_room(sequence.dp_rank)  # siblings may have waited for these blocks
 
     def _computed(self, sequence: Sequence, errand: Errand, tokens: tuple[int, ...]) -> None:
         """The prompt is computed and the first token drawn."""
         worker, request = self.worker, sequence.request
-        rank = worker.ranks[worker.dp_rank(sequence)]
+        rank = worker.ranks[sequence.dp_rank]
         send = worker.ports.transport.send
         emitted = TokensEmitted(
             request.id,
@@ -291,7 +291,7 @@ class PrefillNode:
 
     def _abort(self, sequence: Sequence) -> None:
         """Stop everything for an attempt; what still touches its blocks is waited for before they are given back."""
-        dp_rank = self.worker.dp_rank(sequence)
+        dp_rank = sequence.dp_rank
         self.worker.queues[dp_rank].remove(sequence)
         errand = self._errands.get(sequence.key)
         self.worker.moves.cancel_all(sequence, "fetch")
@@ -304,7 +304,7 @@ class PrefillNode:
 
     def _give_up(self, sequence: Sequence, reason: str) -> None:
         self._abort(sequence)
-        self._fail(sequence.key, self.worker.dp_rank(sequence), reason)
+        self._fail(sequence.key, sequence.dp_rank, reason)
 
     def _fail(self, key: Attempt, dp_rank: int, reason: str, *, retry: bool = True) -> None:
         failed = AttemptFailed(key[0], key[1], self.worker.ranks[dp_rank], reason, retry)

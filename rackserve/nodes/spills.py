@@ -53,7 +53,7 @@ class Spiller:
             self._offer_next(sequence, [sequence.lease.committed, *sequence.branched], 0)
 
     def _offer_next(self, sequence: Sequence, lengths: list[int], after: int) -> None:
-        worker, request, dp_rank = self._worker, sequence.request, self._worker.dp_rank(sequence)
+        worker, request, dp_rank = self._worker, sequence.request, sequence.dp_rank
         cache = worker.caches[dp_rank]
         for at, length in enumerate(lengths):
             chain = prefix(sequence.chain, length)
@@ -88,7 +88,7 @@ class Spiller:
         worker, sequence = self._worker, offer.sequence
         del self._offers[sequence.key]
         self._grants.add(granted.grant)
-        region = worker.region(worker.dp_rank(sequence))
+        region = worker.region(sequence.dp_rank)
         blocks = sequence.block_table[granted.from_block : granted.from_block + len(granted.slots)]
         copies = pool_copies(region, blocks, granted.slots, "full", to_pool=True)
         if granted.window_slot is not None:
@@ -105,7 +105,7 @@ class Spiller:
         """One offer is over: make the next."""
         sequence = offer.sequence
         self._offers.pop(sequence.key, None)
-        self._worker.caches[self._worker.dp_rank(sequence)].release(offer.lease)
+        self._worker.caches[sequence.dp_rank].release(offer.lease)
         self._offer_next(sequence, offer.rest, after)
 
     def give_up(self, key: Attempt) -> None:

@@ -101,7 +101,7 @@ class Worker:
         self._incarnation = incarnation
         self.alarms = Alarms(ports.clock, self._on_timeout)
         self.moves = Moves(
-            ports.store, layout, self.alarms, deadlines.ns("transfer"), ports, lambda s: self.ranks[self.dp_rank(s)]
+            ports.store, layout, self.alarms, deadlines.ns("transfer"), ports, lambda sequence: self.ranks[sequence.dp_rank]
         )
         self.spiller = Spiller(self, pool=pool)
         self.queues = [WaitingQueue(ORDERS[scheduler.order](), scheduler.max_skips) for _ in self.ranks]
@@ -125,10 +125,11 @@ class Worker:
     def open(self, request: Request, placement: Placement, state: State, max_outputs: int) -> Sequence:
         """A new sequence for an attempt this worker does not know yet."""
         self._numbers += 1
-        sequence = new_sequence(self._numbers, request, placement, state, max_outputs)
+        rank = placement.prefill if placement.prefill.worker == self.ranks[0].worker else placement.decode
+        sequence = new_sequence(self._numbers, request, placement, state, max_outputs, rank.dp_rank)
         sequence.extend_chain_to(request.num_tokens // self.layout.block_tokens, self.layout.block_tokens)
         self.sequences[sequence.key] = sequence
-        self._counts.put(sequence.number, self.dp_rank(sequence), QUEUED)
+        self._counts.put(sequence.number, sequence.dp_rank, QUEUED)
         return sequence
 
     def acquire(self, sequence: Sequence, dp_rank: int, matched: int, num_blocks: int) -> bool:
@@ -158,7 +159,7 @@ class Worker:
             return True
         if sequence.scheduled >= position or len(sequence.branches) == MAX_BRANCHES:
             return False
-        slot = self.caches[self.dp_rank(sequence)].allocate_window(sequence.lease)
+        slot = self.caches[sequence.dp_rank].allocate_window(sequence.lease)
         if slot is not None:
             sequence.branches[num_blocks] = slot
         return slot is not None
@@ -183,7 +184,7 @@ class Worker:
         if self.sequences.get(sequence.key) is sequence:
             del self.sequences[sequence.key]
             self.alarms.clear(*sequence.key)
-        lease, dp_rank = sequence.lease, self.dp_rank(sequence)
+        lease, dp_rank = sequence.lease, sequence.dp_rank
         if lease is None:
             return
         sequence.lease = None
@@ -192,7 +193,7 @@ class Worker:
 
     def enqueue(self, sequence: Sequence) -> None:
         """Let a new sequence wait for blocks and a place on its rank; it may find them at once."""
-        dp_rank = self.dp_rank(sequence)
+        dp_rank = sequence.dp_rank
         self.queues[dp_rank].add(sequence)
         self.on_room(dp_rank)
 
@@ -208,20 +209,14 @@ class Worker:
     def end(self, sequence: Sequence, state: State) -> None:
         """Move to a final state, leave the batch, and give blocks back when possible."""
         self.leave(sequence, state)
-        self._active[self.dp_rank(sequence)].pop(sequence.number, None)
+        self._active[sequence.dp_rank].pop(sequence.number, None)
         self.forget(sequence)
 
     def leave(self, sequence: Sequence, state: State) -> None:
         """Move to a state in which there is nothing to compute."""
         sequence.move(state)
-        self.group.schedulers[self.dp_rank(sequence)].remove(sequence)
+        self.group.schedulers[sequence.dp_rank].remove(sequence)
         self._counts.take(sequence.number)
-
-    def dp_rank(self, sequence: Sequence) -> int:
-        """The rank of this worker that serves `sequence`."""
-        placement = sequence.placement
-        worker = self.ranks[0].worker
-        return placement.prefill.dp_rank if placement.prefill.worker == worker else placement.decode.dp_rank
 
     def commit(self, sequence: Sequence) -> int:
         """Announce the full blocks whose positions are computed and known, and store the states that were left at their ends.
@@ -231,7 +226,7 @@ class Worker:
         lease = sequence.lease
         if lease is None:
             return 0
-        cache = self.caches[self.dp_rank(sequence)]
+        cache = self.caches[sequence.dp_rank]
         full = min(sequence.num_present, sequence.num_known) // self.layout.block_tokens
         chain = sequence.extend_chain_to(full, self.layout.block_tokens)
         cache.commit(lease, chain, min(full, count(chain)))
@@ -252,11 +247,11 @@ class Worker:
             for part in planned.reports:
                 self._owner.on_progress(part)
             for sequence in planned.started:
-                self._counts.put(sequence.number, self.dp_rank(sequence), RUNNING)
+                self._counts.put(sequence.number, sequence.dp_rank, RUNNING)
             for sequence in planned.preempted:
                 self._counts.take(sequence.number)
-                self._active[self.dp_rank(sequence)].pop(sequence.number, None)
-                self.ports.recorder.record(Preempted(*sequence.key, self.ranks[self.dp_rank(sequence)]))
+                self._active[sequence.dp_rank].pop(sequence.number, None)
+                self.ports.recorder.record(Preempted(*sequence.key, self.ranks[sequence.dp_rank]))
                 self._owner.on_given_up(sequence, PREEMPTED)
                 self.forget(sequence)
             if planned.step is None:
@@ -351,7 +346,7 @@ class Worker:
         for cache, scheduler in zip(self.caches, self.group.schedulers, strict=True):
             cache.check()
             scheduler.check()
-        self._counts.check((self.dp_rank(sequence), sequence) for sequence in self.sequences.values())
+        self._counts.check((sequence.dp_rank, sequence) for sequence in self.sequences.values())
         active = {number: sequence for held in self._active for number, sequence in held.items()}
         missing = [s.key for s in self.sequences.values() if s.lease is not None and not s.ended and s.number not in active]
         ended = [sequence.key for sequence in active.values() if sequence.ended]

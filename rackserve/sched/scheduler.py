@@ -13,7 +13,7 @@ import msgspec
 from rackserve.base.errors import ConfigError, InvariantError
 from rackserve.base.ids import Rank
 from rackserve.base.ranges import MAX_COUNT, require_range
-from rackserve.base.step import ItemResult, Step, StepItem, StepResult
+from rackserve.base.step import Step, StepItem, StepResult
 from rackserve.base.units import blocks_for
 from rackserve.kv.rank_cache import RankCache
 from rackserve.sched.carried import Carried, can_be_carried, room_of, settle
@@ -32,8 +32,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     num_draft            draft tokens to verify per generating sequence and step (0: none); forces one step in flight
     order                how waiting requests are ordered: a name from `rackserve.sched.queue.ORDERS`
     max_skips            how often a request that does not fit may be passed by smaller ones behind it
-    carry                plan a sequence again only when it ends or grows, if its request came without token ids (simulation);
-                         its output is reported then. Needs one step in flight and a token budget for all sequences
+    carry                plan a sequence again only when it ends, if its request came without token ids (simulation); its output
+                         is reported then. Needs one step in flight and a token budget for all sequences
     """
 
     max_batched_tokens: int = 512
@@ -77,7 +77,7 @@ class Scheduler:
 
     room      tokens that each sequence of the step planned last may draw before one of them has to be planned
     changed   whether sequences came or left since then
-    reports   what carried sequences have drawn that were named again while planning, for the caller to take out
+    reports   what sequences have drawn that may now lose their blocks, for the caller to take out
     started   likewise the sequences that were planned for the first time
     """
 
@@ -152,8 +152,11 @@ class Scheduler:
         for sequence in preempted:
             sequence.move("preempted")
             self.remove(sequence)
-        if self.config.carry and self._named and self._is_short():
-            self._name_all()
+        if self.config.carry:
+            if self._is_short():
+                self._name_all()
+            else:
+                self._grow()
         budget = self.config.max_batched_tokens - len(self._carried) * (self.config.num_draft + 1)
         items: list[StepItem] = []
         waiting = [(self.pending(sequence), sequence) for sequence in self._named.values()]
@@ -196,16 +199,20 @@ class Scheduler:
         due = self._carried.advance(result.drawn)
         if not (due or step.items or self._leaving):
             return [], []
-        progress = [self._settle(sequence, drawn) for sequence, drawn in due]
+        progress: list[Progress] = []
+        for sequence, drawn in due:
+            self._settle(sequence, drawn)
+            if sequence.finish is not None:
+                progress.append(_report(sequence, drawn))
         left = self._take_leaving()
         for item, done in zip(step.items, result.items, strict=True):
             sequence = self._land(item)
             if sequence.ended or sequence.finish is not None:
                 left.append(sequence)
                 continue
-            progress.append(self._advance(sequence, item, done))
-            if self.config.carry:
-                self._carry(sequence)
+            take(sequence, item, done, self._block_tokens)
+            if not (self.config.carry and self._carry(sequence)):
+                progress.append(_report(sequence, sequence.computed - item.start))
         if self.config.carry and len(progress) > 1:
             progress.sort(key=lambda part: self._joined[part.sequence.number])
         return progress, left
@@ -244,24 +251,33 @@ class Scheduler:
             room = min(room, room_of(sequence, item.start, self.config.num_draft, self._block_tokens))
         return room
 
-    def _carry(self, sequence: Sequence) -> None:
-        """Plan it no more until it is due, if that may be."""
+    def _carry(self, sequence: Sequence) -> bool:
+        """Plan it no more until it is due, if that may be; True if it may, in this step or soon."""
         if sequence.state != "ready" or not can_be_carried(sequence):
-            return
+            return False
         room = room_of(sequence, sequence.scheduled, self.config.num_draft, self._block_tokens)
         if room > 0:
             sequence.move("running")
             del self._named[sequence.number]
             self._carried.add(sequence, room)
+        return True
 
-    def _settle(self, sequence: Sequence, drawn: int) -> Progress:
+    def _settle(self, sequence: Sequence, drawn: int) -> None:
         """Write down what a sequence has drawn while it was carried: it ends, or is planned again."""
-        first = len(sequence.outputs)
         settle(sequence, drawn)
         if sequence.finish is None:
             self._named[sequence.number] = sequence
-        tokens = tuple(sequence.outputs[first:])
-        return Progress(sequence, len(tokens), first, tokens)
+
+    def _grow(self) -> None:
+        """Sequences that were due for no more than a block get it and go on, in the order in which they would be planned."""
+        for sequence in list(self._named.values()):
+            lease = sequence.lease
+            if lease is None or not sequence.sent_blocks or sequence.boundary_slot >= 0 or not can_be_carried(sequence):
+                continue
+            end = sequence.scheduled + 1 + self._num_draft(sequence, sequence.scheduled + 1, self.config.num_draft)
+            missing = blocks_for(end, self._block_tokens) - len(lease.blocks)
+            if missing <= 0 or self._cache.grow(lease, missing):
+                self._carry(sequence)
 
     def _is_short(self) -> bool:
         """Whether the sequences that are planned now need more blocks than can be had."""
@@ -275,8 +291,9 @@ class Scheduler:
     def _name_all(self) -> None:
         """Plan every sequence one by one, as who has to give up blocks depends on all of them."""
         for sequence in self._carried.sequences():
-            self.reports.append(self._settle(sequence, self._carried.remove(sequence.number)))
+            self._settle(sequence, self._carried.remove(sequence.number))
         self._named = dict(self._sequences)
+        self.reports += [_report(sequence, 0) for sequence in self._named.values() if sequence.reported < len(sequence.outputs)]
 
     # ------------------------------------------------------------ one item
 
@@ -357,12 +374,6 @@ class Scheduler:
                 youngest.lease = None
         return True
 
-    def _advance(self, sequence: Sequence, item: StepItem, done: ItemResult) -> Progress:
-        """Count positions and append accepted tokens."""
-        first, before = len(sequence.outputs), item.start
-        tokens = take(sequence, item, done, self._block_tokens)
-        return Progress(sequence, sequence.computed - before, first, tokens)
-
     def _take_retired(self) -> tuple[int, ...]:
         retired, self._retired = tuple(self._retired), []
         return retired
@@ -379,3 +390,10 @@ class Scheduler:
                 raise InvariantError(f"sequence {sequence.key}: computed {sequence.computed} of {sequence.scheduled} scheduled")
             if sequence.lease is not None and sequence.lease.committed * self._block_tokens > sequence.num_present:
                 raise InvariantError(f"sequence {sequence.key}: {sequence.lease.committed} blocks announced too early (I4)")
+
+
+def _report(sequence: Sequence, num_computed: int) -> Progress:
+    """All output that the sequence's owner has not been told of."""
+    first = sequence.reported
+    sequence.reported = len(sequence.outputs)
+    return Progress(sequence, num_computed, first, tuple(sequence.outputs[first:]))

@@ -46,6 +46,8 @@ class Sequence:
     num_known     token ids known: prompt and received output
     in_flight     steps in flight that compute it; `sampling` of them will yield a token not known yet
     max_outputs   output tokens this rank may make (1 on a prefill rank)
+    dp_rank       which of its worker's ranks serves it
+    reported      output tokens that the owner has been told of, or has told itself
     boundary_slot window slot that takes the resume state at the last full block boundary of the prompt, -1 if none is stored
     end_slot      window slot that takes the resume state at the end of the prompt, for the decode rank; -1 if there is none
     branches      blocks -> window slot: boundaries on the way at which a state is stored too, as others part from there
@@ -64,6 +66,8 @@ class Sequence:
     max_outputs: int
     tokens: array[int]
     chain: Chain
+    dp_rank: int = 0
+    key: Attempt = field(init=False)
     lease: Lease | None = None
     computed: int = 0
     scheduled: int = 0
@@ -72,6 +76,7 @@ class Sequence:
     sampling: int = 0
     holds: int = 0
     outputs: list[int] = field(default_factory=list)
+    reported: int = 0
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     asks: bool = False
@@ -87,9 +92,8 @@ class Sequence:
     finish: str | None = None
     evict_me: bool = False
 
-    @property
-    def key(self) -> Attempt:
-        return self.request.key
+    def __post_init__(self) -> None:
+        self.key = self.request.key
 
     @property
     def num_known(self) -> int:
@@ -136,11 +140,13 @@ class Sequence:
         return self.chain
 
 
-def new_sequence(number: int, request: Request, placement: Placement, state: State, max_outputs: int) -> Sequence:
+def new_sequence(
+    number: int, request: Request, placement: Placement, state: State, max_outputs: int, dp_rank: int = 0
+) -> Sequence:
     """A sequence as it enters a rank; its tokens are copied once from the request's buffer."""
     tokens = array("i")
     tokens.frombytes(request.tokens)
-    sequence = Sequence(number, request, placement, state, max_outputs, tokens, request.chain)
+    sequence = Sequence(number, request, placement, state, max_outputs, tokens, request.chain, dp_rank)
     if request.tokens:
         sequence.asks = request.sampling.changes_logits or request.scores_prompt
         sequence.context_due = request.sampling.reads_output

@@ -92,7 +92,7 @@ def announce_before_the_step(patch: pytest.MonkeyPatch) -> None:
             return 0
         full = min(sequence.scheduled, sequence.num_known) // self.layout.block_tokens
         chain = sequence.extend_chain_to(full, self.layout.block_tokens)
-        self.caches[self.dp_rank(sequence)].commit(lease, chain, min(full, count(chain)))
+        self.caches[sequence.dp_rank].commit(lease, chain, min(full, count(chain)))
         return lease.committed
 
     patch.setattr(Worker, "commit", commit)
