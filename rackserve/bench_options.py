@@ -21,6 +21,7 @@ def add_trace(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--serial", action="store_true", help="one request in flight over everything, in the trace's order")
     command.add_argument("--out", metavar="FOLDER", help="write the recording, summary and report there")
+    command.add_argument("--export", metavar="TRACE", help="write what was sent, with the times that came about, as a trace")
 
 
 def add_simulate(command: argparse.ArgumentParser) -> None:

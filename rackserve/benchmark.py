@@ -15,6 +15,7 @@ import httpx
 from rackserve.base.errors import ConfigError
 from rackserve.base.keys import CacheNamespace
 from rackserve.bench.agents import separate_agents
+from rackserve.bench.export import sent_sessions
 from rackserve.bench.frontier import Curve, operating_point, write_frontier
 from rackserve.bench.native import write_sessions
 from rackserve.bench.records import Recording
@@ -63,6 +64,8 @@ def bench(options: argparse.Namespace) -> int:
             _write(Path(options.out), arms, recordings, several)
         if recordings[-1].run.interrupted:
             break
+    if options.export:
+        write_sessions(options.export, sent_sessions(trace.sessions, recordings[0].requests))
     print_comparison(arms)
     if options.out:
         print(f"report: {Path(options.out) / 'report.html'}")
@@ -100,6 +103,8 @@ def resolve(options: argparse.Namespace) -> tuple[str, ...]:
             "--open-loop sends each session once at its time: leave out --recycle, --start-window, --serial and all but one "
             "--concurrency"
         )
+    if options.export and len(options.concurrency) > 1:
+        raise ConfigError("--export writes one run: leave out all but one --concurrency")
     if options.rate and not options.open_loop:
         raise ConfigError("--rate needs --open-loop")
     return tuple(deviations)

@@ -16,7 +16,9 @@ import msgspec
 from rackserve.base.costs import StepCost
 from rackserve.base.errors import FileFormatError, InvariantError
 from rackserve.bench.demo import demo_sessions
+from rackserve.bench.export import sent_sessions
 from rackserve.bench.metrics import result_json
+from rackserve.bench.native import write_sessions
 from rackserve.bench.records import Recording, write_recording
 from rackserve.bench.scale import ScaledTrace, scale_sessions
 from rackserve.bench.trace import read_sessions
@@ -154,6 +156,8 @@ def simulate(options: argparse.Namespace) -> int:
         print("step costs: assumed round numbers of a small CPU engine, not calibrated (see --costs)")
     spec = _spec(options, settings.seed)
     recording = replay_simulated(spec, settings.rack, layout_of(settings.runner), costs, link_of(settings))
+    if options.export:
+        write_sessions(options.export, sent_sessions(spec.trace.sessions, recording.requests))
     return _conclude(options, recording, costs)
 
 

@@ -19,6 +19,7 @@ import pytest
 from rackserve.base.errors import ConfigError
 from rackserve.bench.frontier import read_curve
 from rackserve.bench.records import read_recording
+from rackserve.bench.session import requests_of
 from rackserve.bench.trace import read_sessions
 from rackserve.benchmark import INTERRUPTED, _first_model, describe, resolve, spec_of
 from rackserve.cli import main, parser
@@ -134,6 +135,7 @@ def test_what_is_given_beside_the_published_rules_wins_and_is_named() -> None:
         (["--open-loop", "--concurrency", "1,2"], "all but one --concurrency"),
         (["--open-loop", "--recycle", "--deadline", "9"], "leave out --recycle"),
         (["--rate", "3"], "--rate needs --open-loop"),
+        (["--export", "t", "--concurrency", "1,2"], "--export writes one run"),
     ],
 )
 def test_options_that_contradict_each_other_are_refused(words: list[str], says: str) -> None:
@@ -182,6 +184,17 @@ def test_a_sweep_runs_each_concurrency_cold_and_leaves_a_frontier(
     assert one.run.client is not None and one.run.config["salt"] != three.run.config["salt"]
     text = capsys.readouterr().out
     assert text.splitlines()[-1] == f"report: {out / 'report.html'}" and "closed loop, 3 session trees at a time" in text
+
+
+def test_what_was_sent_can_be_written_as_a_trace(stub: tuple[str, type[_Stub]], tmp_path: Path) -> None:
+    trace = tmp_path / "sent.jsonl"
+    assert main(["bench", "--url", stub[0], "--concurrency", "3", "--export", str(trace), "--out", str(tmp_path), *FAST]) == 0
+    records = read_recording(tmp_path / "live-bench.jsonl").requests
+    sessions = list(read_sessions(trace))
+    assert sum(each.num_requests for each in sessions) == len(records)
+    assert len(sessions) == 3 and min(each.start_ns for each in sessions) == 0
+    took = sorted(turn.api_ns for each in sessions for turn in requests_of(each.entries))
+    assert took == sorted(record.ended_ns - record.sent_ns for record in records)
 
 
 def test_a_given_salt_makes_a_run_repeatable_and_a_drawn_one_makes_it_cold(stub: tuple[str, type[_Stub]]) -> None:

@@ -85,6 +85,14 @@ def test_the_same_simulation_twice_writes_the_same_recording(tmp_path: Path) -> 
     assert one == two
 
 
+def test_an_exported_simulation_replays_to_the_same_times(tmp_path: Path) -> None:
+    trace, same = str(tmp_path / "sent.jsonl"), ["--scale", "1", "--time-scale", "1"]
+    assert main(["simulate", *DIGEST, *SMALL, "--export", trace, "--out", str(tmp_path / "one")]) == 0
+    assert main(["simulate", *DIGEST, "--trace", trace, *same, "--out", str(tmp_path / "two")]) == 0
+    one, two = (read_recording(tmp_path / name / "simulated-rack.jsonl").requests for name in ("one", "two"))
+    assert one == two and len(one) > 5
+
+
 def test_a_simulation_can_use_the_costs_of_an_earlier_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     costs = {role: msgspec.structs.replace(cost, held_out_error=0.25) for role, cost in ASSUMED_COSTS.items()}
     write_costs(tmp_path, costs)
