@@ -8,13 +8,12 @@ import resource
 import socket
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
 import uvicorn
 from starlette.applications import Starlette
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from rackserve.api.gateway import Gateway
-from rackserve.api.state import ServerState
 from rackserve.base.errors import ResourceError
 
 
@@ -37,6 +36,24 @@ class _TimedProtocol(H11Protocol):
         self._timer = None
         if self._waits_for_head() and not self.transport.is_closing():
             self.transport.close()
+
+
+class OpenAnswers(Protocol):
+    """The answers being given."""
+
+    async def wait_idle(self) -> None:
+        """Return when no answer is open."""
+        ...
+
+    def close(self, detail: str) -> None:
+        """End every open answer with an error that says `detail`, and refuse later ones."""
+        ...
+
+
+class Drainable(Protocol):
+    """Says that no new work is taken once `draining` is set."""
+
+    draining: bool
 
 
 class _Server(uvicorn.Server):
@@ -85,8 +102,8 @@ async def serve(
     app: Starlette,
     listener: socket.socket,
     *,
-    gateway: Gateway,
-    state: ServerState,
+    gateway: OpenAnswers,
+    state: Drainable,
     stop: asyncio.Event,
     grace_s: float = 30.0,
     drain: Callable[[], Awaitable[None]] | None = None,
