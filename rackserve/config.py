@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import yaml
 
-from rackserve.api.factory import Limits
+from rackserve.api.limits import Limits
 from rackserve.assemble import RackConfig
 from rackserve.base.errors import ConfigError, FileFormatError
 from rackserve.base.ranges import MAX_COUNT, MAX_SECONDS, require_range

@@ -36,9 +36,10 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     field            where its prompt was: named by errors about the prompt
     prompts          texts or token ids; empty when there is a conversation
     n                choices for each prompt
-    max_tokens       output tokens of a choice; None: the room left in the context
-    max_tokens_field what the client called it
+    max_tokens       output tokens of a choice; None: the room left in the context; 0: the echoed prompt alone
     stops            stop strings
+    stop_token_ids   tokens that end the answer besides those of the model
+    bad_words        texts that may not come up; the sampling gets their tokens later
     sampling         of the first choice; its seed is `seed`, or drawn where that is None
     logprobs         alternatives to report for each output token; -1: no log-probabilities at all
     prompt_logprobs  the same for the prompt's tokens
@@ -56,9 +57,9 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     conversation: Conversation | None = None
     n: int = 1
     max_tokens: int | None = None
-    max_tokens_field: str = "max_tokens"
     stops: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[str, ...] = ()
     sampling: SamplingParams = SamplingParams()
     seed: int | None = None
     logprobs: int = -1

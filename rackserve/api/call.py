@@ -20,8 +20,9 @@ class Caller(msgspec.Struct, frozen=True):
 class Call(msgspec.Struct, frozen=True, kw_only=True):
     """`requests` are the choices: all `n` of the first prompt, then of the second ...
 
-    parser   makes the parser of one choice's text
-    clamped  choices whose limit of output tokens was cut to the room in the context
+    parser         makes the parser of one choice's text
+    clamped        choices whose limit of output tokens was cut to the room in the context
+    reasoning_end  id of the token that ends the reasoning every answer begins with; -1: none does
     """
 
     id: str
@@ -31,3 +32,4 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     requests: tuple[Request, ...]
     parser: Callable[[], AnswerParser]
     clamped: int = 0
+    reasoning_end: int = -1

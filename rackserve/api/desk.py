@@ -4,37 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
 
-from rackserve.api.call import Call, Caller
-from rackserve.api.dialects.dialect import Dialect
 from rackserve.api.errors import failure
-from rackserve.api.factory import RequestFactory
+from rackserve.api.limits import Limits
+
+T = TypeVar("T")
 
 
 class Desk:
-    """Runs `RequestFactory` off the event loop, so that a huge prompt delays neither health checks nor running streams."""
+    """Does heavy work off the event loop, so that a huge prompt delays neither health checks nor running streams."""
 
-    __slots__ = ("_factory", "_places", "_pool")
+    __slots__ = ("_limits", "_places", "_pool")
 
-    def __init__(self, factory: RequestFactory) -> None:
-        self._factory = factory
-        self._places = threading.BoundedSemaphore(factory.limits.preparing)
-        self._pool = ThreadPoolExecutor(factory.limits.threads, thread_name_prefix="prepare")
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._places = threading.BoundedSemaphore(limits.preparing)
+        self._pool = ThreadPoolExecutor(limits.threads, thread_name_prefix="prepare")
 
-    async def prepare(self, raw: bytes, headers: Mapping[str, str], dialect: Dialect, caller: Caller) -> Call:
-        """The call in `raw`. Raises RequestError: what dialect and factory refuse; at once `overloaded` when too many wait."""
+    async def run(self, work: Callable[[], T]) -> T:
+        """What `work` returns or raises. Raises RequestError `overloaded` at once when too many wait."""
         if not self._places.acquire(blocking=False):
-            raise failure("overloaded", f"{self._factory.limits.preparing} requests are waiting to be read (limits.preparing)")
-        future = self._pool.submit(self._work, raw, headers, dialect, caller)
+            raise failure("overloaded", f"{self._limits.preparing} requests are waiting to be read (limits.preparing)")
+        future = self._pool.submit(work)
         future.add_done_callback(self._leave)
         return await asyncio.wrap_future(future)
 
-    def _work(self, raw: bytes, headers: Mapping[str, str], dialect: Dialect, caller: Caller) -> Call:
-        return self._factory.prepare(dialect.parse(raw, headers), caller)
-
-    def _leave(self, _: Future[Call]) -> None:
+    def _leave(self, _: Future[Any]) -> None:
         self._places.release()
 
     def close(self) -> None:

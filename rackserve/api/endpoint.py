@@ -1,10 +1,13 @@
-"""The generation endpoints: one path for all dialects, streamed or not."""
+"""The endpoints behind which requests are made: what all of them hold to, and the one that generates."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from contextlib import aclosing
+from dataclasses import dataclass
 
 from starlette.types import Receive, Scope, Send
 
@@ -26,39 +29,48 @@ _log = logging.getLogger("rackserve.api")
 _INTERNAL = RequestError("internal error; see the server's log", code="internal", status=500)
 
 
-class GenerationEndpoint:
-    """An ASGI application for one dialect. Cancels whatever still runs when its client hangs up."""
+@dataclass(frozen=True, slots=True)
+class Service:
+    """What endpoints work with."""
 
-    def __init__(
-        self, gateway: Gateway, factory: RequestFactory, desk: Desk, metrics: Metrics, state: ServerState, dialect: Dialect
-    ) -> None:
-        self._gateway = gateway
-        self._factory = factory
-        self._desk = desk
-        self._metrics = metrics
-        self._state = state
-        self._dialect = dialect
+    gateway: Gateway
+    factory: RequestFactory
+    desk: Desk
+    metrics: Metrics
+    state: ServerState
+
+
+class Endpoint(ABC):
+    """An ASGI application for one path. Cancels whatever still runs when its client hangs up; every error is told once."""
+
+    def __init__(self, service: Service, error_body: Callable[[RequestError], bytes]) -> None:
+        self.service = service
+        self._error_body = error_body
+
+    @abstractmethod
+    async def answer(self, exchange: Exchange, raw: bytes) -> None:
+        """Answer the body in `raw`. Cancelled when the client hangs up."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = Exchange(scope, receive, send, self._factory.limits)
+        exchange = Exchange(scope, receive, send, self.service.factory.limits)
         try:
             try:
                 await self._serve(exchange)
             except RequestError as error:
-                await self._fail(exchange, error)
+                await self.fail(exchange, error)
             except ClientGone:
                 raise
             except Exception:
                 _log.exception("a request failed")
-                await self._fail(exchange, _INTERNAL)
+                await self.fail(exchange, _INTERNAL)
         except ClientGone:
-            self._metrics.client_gone()
+            self.service.metrics.client_gone()
 
-    async def _fail(self, exchange: Exchange, error: RequestError, reply: Reply | None = None) -> None:
+    async def fail(self, exchange: Exchange, error: RequestError, reply: Reply | None = None) -> None:
         """Tell `error`: as an HTTP error before the first byte, in the dialect's own way inside the stream after it."""
-        self._metrics.error_sent("stream" if exchange.started else str(error.status))
+        self.service.metrics.error_sent("stream" if exchange.started else str(error.status))
         if not exchange.started:
-            await exchange.reply(self._dialect.error_body(error), status=error.status, headers=error_headers(error))
+            await exchange.reply(self._error_body(error), status=error.status, headers=error_headers(error))
             return
         assert reply is not None, "a stream began before the request was read"
         for event in reply.failure(error):
@@ -67,11 +79,11 @@ class GenerationEndpoint:
 
     async def _serve(self, exchange: Exchange) -> None:
         """Answer, or raise ClientGone as soon as the client hangs up, with everything started for it cancelled."""
-        if not self._state.takes_work:
-            code = "draining" if self._state.draining else "unavailable"
-            raise failure(code, "the server is shutting down" if self._state.draining else "the server is not ready yet")
-        raw = await exchange.body()
-        answer = asyncio.create_task(self._answer(exchange, raw))
+        state = self.service.state
+        if not state.takes_work:
+            code = "draining" if state.draining else "unavailable"
+            raise failure(code, "the server is shutting down" if state.draining else "the server is not ready yet")
+        answer = asyncio.create_task(self.answer(exchange, await exchange.body()))
         hang_up = asyncio.create_task(exchange.hang_up())
         try:
             await asyncio.wait((answer, hang_up), return_when=asyncio.FIRST_COMPLETED)
@@ -83,26 +95,36 @@ class GenerationEndpoint:
             hang_up.cancel()
             await asyncio.gather(answer, hang_up, return_exceptions=True)
 
-    async def _answer(self, exchange: Exchange, raw: bytes) -> None:
-        call = await self._desk.prepare(raw, exchange.headers, self._dialect, Caller())
+
+class GenerationEndpoint(Endpoint):
+    """Generates, in one dialect, streamed or not."""
+
+    def __init__(self, service: Service, dialect: Dialect) -> None:
+        super().__init__(service, dialect.error_body)
+        self._dialect = dialect
+
+    async def answer(self, exchange: Exchange, raw: bytes) -> None:
+        call = await self._prepare(exchange, raw)
         del raw  # may be megabytes, and the answer may take minutes
         self._note(call.ask, call.clamped)
         reply = self._dialect.reply(call)
         try:
             await self._generate(exchange, call, reply)
         except RequestError as error:
-            await self._fail(exchange, error, reply)
+            await self.fail(exchange, error, reply)
         except ClientGone:
             raise
         except Exception:
             _log.exception("a request failed")
-            await self._fail(exchange, _INTERNAL, reply)
+            await self.fail(exchange, _INTERNAL, reply)
+
+    async def _prepare(self, exchange: Exchange, raw: bytes) -> Call:
+        service, headers = self.service, dict(exchange.headers)
+        return await service.desk.run(lambda: service.factory.prepare(self._dialect.parse(raw, headers), Caller()))
 
     async def _generate(self, exchange: Exchange, call: Call, reply: Reply) -> None:
-        choices = [
-            choice(self._gateway, self._factory.tokenizer, call, index, self._metrics.tokens_arrived)
-            for index in range(len(call.requests))
-        ]
+        gateway, tokenizer, gap = self.service.gateway, self.service.factory.tokenizer, self.service.metrics.tokens_arrived
+        choices = [choice(gateway, tokenizer, call, index, gap) for index in range(len(call.requests))]
         async with aclosing(merge(choices)) as deltas:
             if not call.ask.stream:
                 gathered: list[Delta] = [delta async for delta in deltas]
@@ -116,8 +138,9 @@ class GenerationEndpoint:
         await exchange.end_stream()
 
     def _note(self, ask: Ask, clamped: int) -> None:
+        metrics = self.service.metrics
         if clamped:
-            self._metrics.output_clamped(clamped)
+            metrics.output_clamped(clamped)
         for name in ask.unknown:
-            if self._metrics.unknown_field(name):
+            if metrics.unknown_field(name):
                 _log.warning("unknown request field %r has no effect", name[:60])

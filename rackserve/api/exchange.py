@@ -10,7 +10,7 @@ from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope, Send
 
 from rackserve.api.dialects.dialect import Event
-from rackserve.api.factory import Limits
+from rackserve.api.limits import Limits
 from rackserve.base.errors import RequestError
 
 _READ_ON = 4

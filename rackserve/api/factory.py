@@ -10,9 +10,9 @@ import msgspec
 
 from rackserve.api.ask import Ask, Conversation
 from rackserve.api.call import Call, Caller
+from rackserve.api.limits import Limits
 from rackserve.base.errors import RequestError
 from rackserve.base.keys import TOKEN_BYTES, CacheNamespace, extend_chain
-from rackserve.base.ranges import MAX_COUNT, MAX_SECONDS, MIN_SECONDS, require_range
 from rackserve.base.request import Request, SamplingParams
 from rackserve.base.rng import draw_u64
 from rackserve.text.answers import PlainParser
@@ -21,35 +21,6 @@ from rackserve.text.dsml import ChatOptions, DsmlTemplate
 from rackserve.text.tokenizer import Vocabulary, pack
 
 _PREFIXES = {"completion": "cmpl-", "chat": "chatcmpl-", "response": "resp_", "message": "msg_"}
-
-MAX_BODY_BYTES = 1 << 40
-MAX_THREADS = 1024
-
-
-class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What one client may ask of the front end before anything heavy is done.
-
-    body_bytes      length of a request body; more is 413
-    messages        chat messages in one request
-    choices         prompts x n in one request
-    preparing       requests waiting to be parsed and tokenised; more are refused with 429
-    threads         worker threads that parse and tokenise
-    body_s, send_s  seconds to wait for the next part of a body, or for the client to take a part of the answer
-    """
-
-    body_bytes: int = 16 << 20
-    messages: int = 8192
-    choices: int = 32
-    preparing: int = 64
-    threads: int = 2
-    body_s: float = 30.0
-    send_s: float = 60.0
-
-    def __post_init__(self) -> None:
-        require_range("limits", self, ("body_bytes",), 1, MAX_BODY_BYTES)
-        require_range("limits", self, ("messages", "choices", "preparing"), 1, MAX_COUNT)
-        require_range("limits", self, ("threads",), 1, MAX_THREADS)
-        require_range("limits", self, ("body_s", "send_s"), MIN_SECONDS, MAX_SECONDS)
 
 
 class RequestFactory:
@@ -85,10 +56,14 @@ class RequestFactory:
 
     def prepare(self, ask: Ask, caller: Caller) -> Call:
         """The call that answers `ask`. Raises RequestError naming the field at fault."""
+        return self._call(ask, caller, self.prompts(ask))
+
+    def prompts(self, ask: Ask) -> list[bytes]:
+        """The token ids of each prompt of `ask`. Raises RequestError naming the field at fault."""
         self._check(ask)
-        conversation = ask.conversation
-        tokens = [self._tokens(prompt) for prompt in ask.prompts] if conversation is None else [self._rendered(conversation)]
-        return self._call(ask, caller, tokens)
+        if ask.conversation is not None:
+            return [self._rendered(ask.conversation)]
+        return [self._tokens(prompt) for prompt in ask.prompts]
 
     def _check(self, ask: Ask) -> None:
         if ask.model is not None and ask.model not in self.models:

@@ -17,18 +17,21 @@ from rackserve.api.desk import Desk
 from rackserve.api.dialects.chat import Chat
 from rackserve.api.dialects.completions import Completions
 from rackserve.api.dialects.dialect import Dialect
-from rackserve.api.endpoint import GenerationEndpoint
+from rackserve.api.dialects.messages import Messages
+from rackserve.api.dialects.responses import Responses
+from rackserve.api.endpoint import Endpoint, GenerationEndpoint, Service
 from rackserve.api.errors import error_body, error_headers
 from rackserve.api.factory import RequestFactory
 from rackserve.api.gateway import Gateway
 from rackserve.api.metrics import Metrics
 from rackserve.api.state import ServerState
+from rackserve.api.token_endpoints import TokenEndpoint, count_tokens, detokenize, tokenize
 from rackserve.base.errors import RequestError
 
 
 def create_app(gateway: Gateway, factory: RequestFactory, metrics: Metrics, state: ServerState) -> Starlette:
     """The ASGI application of one served model. Its worker threads end with its lifespan."""
-    desk = Desk(factory)
+    desk = Desk(factory.limits)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -55,15 +58,21 @@ def create_app(gateway: Gateway, factory: RequestFactory, metrics: Metrics, stat
     async def scrape(_: Request) -> Response:
         return Response(metrics.exposition(), headers={"content-type": CONTENT_TYPE_LATEST})
 
-    dialects: dict[str, Dialect] = {"/v1/completions": Completions(), "/v1/chat/completions": Chat()}
-    generation = [
-        Route(path, GenerationEndpoint(gateway, factory, desk, metrics, state, dialect), methods=["POST"])
-        for path, dialect in dialects.items()
-    ]
+    service = Service(gateway, factory, desk, metrics, state)
+    dialects: dict[str, Dialect] = {
+        "/v1/completions": Completions(),
+        "/v1/chat/completions": Chat(),
+        "/v1/responses": Responses(),
+        "/v1/messages": Messages(),
+    }
+    endpoints: dict[str, Endpoint] = {path: GenerationEndpoint(service, dialect) for path, dialect in dialects.items()}
+    endpoints["/v1/messages/count_tokens"] = TokenEndpoint(service, count_tokens, Messages().error_body)
+    endpoints["/tokenize"] = TokenEndpoint(service, tokenize)
+    endpoints["/detokenize"] = TokenEndpoint(service, detokenize)
     return Starlette(
         routes=[
             Route("/v1/models", models),
-            *generation,
+            *(Route(path, endpoint, methods=["POST"]) for path, endpoint in endpoints.items()),
             Route("/health", health),
             Route("/metrics", scrape),
         ],

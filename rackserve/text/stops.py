@@ -33,14 +33,21 @@ class StopFinder:
     began before it may still come true, the decision waits. `stopped` is final; afterwards nothing more comes out.
     """
 
-    __slots__ = ("_held", "_matchers", "_read", "_start", "stopped")
+    __slots__ = ("_found", "_held", "_matchers", "_read", "_start", "_stops", "stopped")
 
     def __init__(self, stops: tuple[str, ...]) -> None:
+        self._stops = stops
+        self._found = ""  # the complete stop string that begins at `_start`
         self._matchers = [_Matcher(stop) for stop in stops]
         self._held = ""  # text not yet let go; it ends at character number `_read`
         self._read = 0
         self._start = -1  # where the earliest complete stop string begins, or -1
         self.stopped = False
+
+    @property
+    def found(self) -> str | None:
+        """The stop string that ended the text, or None."""
+        return self._found if self.stopped else None
 
     def feed(self, text: str) -> str:
         """The text that may be shown now that `text` has arrived."""
@@ -71,11 +78,11 @@ class StopFinder:
 
     def _advance(self, character: str) -> None:
         self._read += 1
-        for matcher in self._matchers:
+        for stop, matcher in zip(self._stops, self._matchers, strict=True):
             if matcher.feed(character):
                 start = self._read - matcher.length
                 if self._start < 0 or start < self._start:
-                    self._start = start
+                    self._start, self._found = start, stop
                 matcher.length = 0
         self.stopped = self._start >= 0 and self._doubtful() >= self._start
 

@@ -10,9 +10,10 @@ from typing import Any, TypeVar
 import httpx
 import msgspec
 
-from rackserve.api.factory import Limits, RequestFactory
+from rackserve.api.factory import RequestFactory
 from rackserve.api.gateway import Gateway
 from rackserve.api.http import create_app
+from rackserve.api.limits import Limits
 from rackserve.api.metrics import Metrics
 from rackserve.api.state import ServerState
 from rackserve.base.ids import FRONTEND

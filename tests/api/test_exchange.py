@@ -7,7 +7,7 @@ import pytest
 
 from rackserve.api.dialects.dialect import Event
 from rackserve.api.exchange import ClientGone, Exchange
-from rackserve.api.factory import Limits
+from rackserve.api.limits import Limits
 from rackserve.base.errors import RequestError
 from tests.api.rig import run
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 from rackserve.api.answer import Delta, TokenEntry
 from rackserve.api.ask import Ask
@@ -19,10 +20,15 @@ from rackserve.base.errors import RequestError
 
 
 class CompletionBody(GenerationBody, frozen=True, kw_only=True):
-    """Body of /v1/completions. `prompt`: a text, a list of token ids, or a list of either."""
+    """Body of /v1/completions. `prompt`: a text, a list of token ids, or a list of either.
+
+    echo: the answer begins with the prompt; with max_tokens 0 it is the prompt alone. logprobs then cover the prompt too.
+    """
 
     prompt: Any = None
     logprobs: TopLogprobs | None = None
+    echo: bool | None = None
+    max_tokens: Annotated[int, Meta(ge=0)] | None = None
 
     @property
     def num_top_logprobs(self) -> int:
@@ -34,7 +40,17 @@ class Completions:
 
     def parse(self, raw: bytes, headers: Mapping[str, str]) -> Ask:
         body, unknown = parse(raw, CompletionBody, UNSUPPORTED)
-        return msgspec.structs.replace(body.ask("completion", headers, unknown), prompts=tuple(prompts_of(body.prompt)))
+        if body.max_tokens == 0 and not body.echo:
+            raise RequestError("max_tokens must be at least 1, or 0 with echo: true", param="max_tokens", code="invalid_type")
+        ask = body.ask("completion", headers, unknown)
+        wanted = max(ask.prompt_logprobs, ask.logprobs if body.echo else -1)
+        return msgspec.structs.replace(
+            ask,
+            prompts=tuple(prompts_of(body.prompt)),
+            echo=bool(body.echo),
+            prompt_logprobs=wanted,
+            extra=body.prompt_logprobs,
+        )
 
     def reply(self, call: Call) -> CompletionReply:
         return CompletionReply(call)
@@ -59,7 +75,10 @@ class CompletionReply(OpenAiReply):
 
     def choice(self, deltas: Sequence[Delta]) -> Json:
         entries = tuple(entry for delta in deltas for entry in delta.entries)
-        return {"text": "".join(delta.text for delta in deltas), "logprobs": self._logprobs(entries)}
+        choice: Json = {"text": "".join(delta.text for delta in deltas), "logprobs": self._logprobs(entries)}
+        if self.call.ask.extra is not None:
+            choice["prompt_logprobs"] = self.prompt_logprobs(deltas)
+        return choice
 
     @staticmethod
     def _logprobs(entries: tuple[TokenEntry, ...]) -> Json | None:

@@ -9,8 +9,9 @@ import msgspec
 from msgspec import Meta
 
 from rackserve.api.ask import Ask
+from rackserve.api.dialects.formats import StructuredOutputs, constraint_of
 from rackserve.base.errors import RequestError
-from rackserve.base.request import SamplingParams
+from rackserve.base.request import Constraint, SamplingParams
 
 MAX_STOPS = 4
 MAX_STOP_CHARACTERS = 1024
@@ -18,7 +19,12 @@ MAX_SESSION_CHARACTERS = 256
 MAX_N = 8
 MAX_TOP_LOGPROBS = 20
 
+MAX_BIASES = 1024
+MAX_IDS = 1024
+MAX_BAD_WORDS = 128
+
 Count = Annotated[int, Meta(ge=1)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 TopLogprobs = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
 Session = Annotated[str, Meta(min_length=1, max_length=MAX_SESSION_CHARACTERS)]
@@ -34,7 +40,8 @@ class GenerationBody(msgspec.Struct, frozen=True, kw_only=True):
     """Fields that both endpoints share. None means the same as absent.
 
     max_tokens: at most this many output tokens, cut to the room left in the context; None = that room.
-    temperature: 0 is greedy; None = 1. top_k: 0 and -1 = off. seed: None = a fresh one.
+    temperature: 0 is greedy; None = 1. top_k: 0 and -1 = off. seed: None = a fresh one. The other ways to change what is
+    drawn are those of `SamplingParams`. prompt_logprobs: for answers that are not streamed.
     """
 
     model: str | None = None
@@ -43,6 +50,17 @@ class GenerationBody(msgspec.Struct, frozen=True, kw_only=True):
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
     seed: Seed | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
+    logit_bias: dict[str, Annotated[float, Meta(ge=-100, le=100)]] | None = None
+    min_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+    allowed_token_ids: Annotated[list[int], Meta(max_length=MAX_IDS)] | None = None
+    bad_words: Annotated[list[str], Meta(max_length=MAX_BAD_WORDS)] | None = None
+    stop_token_ids: Annotated[list[int], Meta(max_length=MAX_IDS)] | None = None
+    structured_outputs: StructuredOutputs | None = None
+    prompt_logprobs: TopLogprobs | None = None
     stop: str | list[str] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -72,17 +90,31 @@ class GenerationBody(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(stops)
 
     def sampling(self) -> SamplingParams:
-        """How tokens are chosen; the seed is not decided here."""
+        """How tokens are chosen; seed and bad words are not decided here. Raises RequestError naming the field at fault."""
         return SamplingParams(
             temperature=1.0 if self.temperature is None else self.temperature,
             top_p=1.0 if self.top_p is None else self.top_p,
             top_k=max(0, self.top_k or 0),
+            min_p=self.min_p or 0.0,
+            presence_penalty=self.presence_penalty or 0.0,
+            frequency_penalty=self.frequency_penalty or 0.0,
+            repetition_penalty=self.repetition_penalty or 1.0,
+            logit_bias=_biases(self.logit_bias or {}),
+            min_tokens=self.min_tokens or 0,
+            allowed_token_ids=tuple(sorted(self.allowed_token_ids or ())),
+            constraint=self.constraint(),
         )
+
+    def constraint(self) -> Constraint | None:
+        """What form the answer must have."""
+        return constraint_of(self.structured_outputs)
 
     def ask(self, kind: Literal["completion", "chat"], headers: Mapping[str, str], unknown: tuple[str, ...]) -> Ask:
         """All that both bodies say in the same way. Raises RequestError naming the field at fault."""
         if self.stream_options is not None and not self.stream:
             raise RequestError("stream_options needs stream: true", param="stream_options")
+        if self.prompt_logprobs is not None and self.stream:
+            raise RequestError("prompt_logprobs needs stream: false", param="prompt_logprobs")
         return Ask(
             kind=kind,
             field="prompt" if kind == "completion" else "messages",
@@ -90,9 +122,12 @@ class GenerationBody(msgspec.Struct, frozen=True, kw_only=True):
             n=self.n or 1,
             max_tokens=self.token_limit,
             stops=self.stops(),
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+            bad_words=tuple(self.bad_words or ()),
             sampling=self.sampling(),
             seed=self.seed,
             logprobs=self.num_top_logprobs,
+            prompt_logprobs=-1 if self.prompt_logprobs is None else self.prompt_logprobs,
             ignore_eos=bool(self.ignore_eos),
             stream=bool(self.stream),
             usage=self.stream_options is not None and self.stream_options.include_usage,
@@ -101,6 +136,15 @@ class GenerationBody(msgspec.Struct, frozen=True, kw_only=True):
             unknown=tuple(name for name in unknown if name not in HARMLESS),
             ignored=tuple(name for name in unknown if name in HARMLESS),
         )
+
+
+def _biases(biases: dict[str, float]) -> tuple[tuple[int, float], ...]:
+    if len(biases) > MAX_BIASES:
+        raise RequestError(f"logit_bias: at most {MAX_BIASES} tokens, got {len(biases)}", param="logit_bias")
+    try:
+        return tuple(sorted((int(token), bias) for token, bias in biases.items()))
+    except ValueError as error:
+        raise RequestError("logit_bias: keys must be token ids", param="logit_bias") from error
 
 
 SESSION_HEADERS = ("x-session-id", "x-session-affinity", "session-id", "x-correlation-id")
@@ -127,16 +171,10 @@ def session_header(headers: Mapping[str, str]) -> str:
 
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "add_generation_prompt": (True,),
-    "allowed_token_ids": ([],),
     "audio": (),
-    "bad_words": ([],),
     "best_of": (1,),
     "chat_template": (),
-    "chat_template_kwargs": ({},),
-    "continue_final_message": (False,),
     "documents": ([],),
-    "echo": (False,),
-    "frequency_penalty": (0,),
     "function_call": ("none", "auto"),
     "functions": ([],),
     "guided_choice": (),
@@ -145,24 +183,13 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "guided_regex": (),
     "kv_transfer_params": ({},),
     "length_penalty": (1,),
-    "logit_bias": ({},),
     "logits_processors": ([],),
-    "min_p": (0,),
-    "min_tokens": (0,),
     "modalities": (["text"],),
     "prediction": (),
-    "presence_penalty": (0,),
     "prompt_embeds": (),
-    "prompt_logprobs": (),
-    "repetition_penalty": (1,),
-    "response_format": ({"type": "text"},),
     "return_token_ids": (False,),
     "skip_special_tokens": (True,),
-    "stop_token_ids": ([],),
-    "structured_outputs": ({},),
     "suffix": ("",),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
     "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
     "web_search_options": (),
@@ -170,6 +197,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 """Fields with a known meaning that has no effect here, and the values that ask for nothing (besides null)."""
 
 HARMLESS = frozenset(
-    {"metadata", "parallel_tool_calls", "safety_identifier", "service_tier", "store", "user", "verbosity", "reasoning_effort"}
+    {"metadata", "parallel_tool_calls", "safety_identifier", "service_tier", "store", "user", "verbosity", "request_id"}
 )
 """Fields accepted because they change nothing that a client could miss in the answer's form."""

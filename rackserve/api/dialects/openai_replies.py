@@ -14,6 +14,8 @@ from rackserve.api.dialects.dialect import Event
 from rackserve.api.errors import error_body
 from rackserve.api.usage import usage_of
 from rackserve.base.errors import RequestError
+from rackserve.base.step import TokenLogprobs
+from rackserve.text.tokenizer import unpack
 
 Json = dict[str, Any]
 
@@ -82,9 +84,13 @@ class OpenAiReply(ABC):
         assert delta.ending is not None, "a choice without an ending"
         self._endings[delta.index] = delta.ending
 
+    def ending(self, index: int) -> Ending:
+        """How choice `index` ended."""
+        return self._endings[index]
+
     def finish(self, deltas: Sequence[Delta]) -> str:
         """The finish reason of a whole choice."""
-        return self._endings[deltas[-1].index].finish
+        return self.ending(deltas[-1].index).finish
 
     def chunk(self, index: int, content: Json, logprobs: Json | None, finish: str | None = None) -> Json:
         """One chunk of choice `index`."""
@@ -94,6 +100,13 @@ class OpenAiReply(ABC):
             chunk["usage"] = None
         return chunk
 
+    def prompt_logprobs(self, deltas: Sequence[Delta]) -> list[Json | None]:
+        """For each token of the prompt the token and its likeliest alternatives by id; None for the first."""
+        index = deltas[-1].index
+        ids = unpack(self.call.requests[index].tokens)[1:]
+        pairs = zip(ids, self._endings[index].prompt_logprobs, strict=True)
+        return [None, *(_by_id(token, logprobs) for token, logprobs in pairs)]
+
     def _usage(self) -> Json:
         return usage([self._endings[index] for index in range(len(self.call.requests))], self.call.ask.n)
 
@@ -101,12 +114,17 @@ class OpenAiReply(ABC):
         return {"id": self.call.id, "object": kind, "created": self.call.created, "model": self.call.model}
 
 
+def _by_id(token: int, logprobs: TokenLogprobs) -> Json:
+    ranked = {str(other): {"logprob": finite(value), "rank": rank} for rank, (other, value) in enumerate(logprobs.top, 1)}
+    return {str(token): {"logprob": finite(logprobs.logprob), "rank": None}, **ranked}
+
+
 def chat_entry(entry: TokenEntry) -> Json:
     """Log-probabilities of one token as the chat endpoint writes them."""
     return {**_alternative(entry.raw, entry.logprob), "top_logprobs": [_alternative(raw, value) for raw, value in entry.top]}
 
 
-def _alternative(raw: bytes, logprob: float) -> Json:
+def _alternative(raw: bytes, logprob: float | None) -> Json:
     return {"token": spell(raw), "logprob": finite(logprob), "bytes": list(raw)}
 
 
@@ -118,6 +136,8 @@ def spell(raw: bytes) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
 
-def finite(logprob: float) -> float:
-    """`logprob`, or the lowest there is."""
+def finite(logprob: float | None) -> float | None:
+    """`logprob`, or the lowest there is; None stays."""
+    if logprob is None:
+        return None
     return max(logprob, LOWEST_LOGPROB) if logprob == logprob else LOWEST_LOGPROB

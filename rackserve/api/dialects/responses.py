@@ -1,0 +1,244 @@
+"""/v1/responses: what the body asks for. Stateless: nothing is stored, whatever `store` says, and the answer says so."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from rackserve.api.ask import Ask, Conversation
+from rackserve.api.call import Call
+from rackserve.api.dialects.body import parse
+from rackserve.api.dialects.formats import constraint_of_format
+from rackserve.api.dialects.openai import MAX_TOP_LOGPROBS, Count, Seed, Session, session_header
+from rackserve.api.dialects.response_reply import ResponseReply
+from rackserve.api.errors import error_body
+from rackserve.base.errors import RequestError
+from rackserve.base.request import SamplingParams
+from rackserve.text.chat import Message
+
+NOT_HERE: dict[str, tuple[Any, ...]] = {
+    "background": (False,),
+    "conversation": (),
+    "previous_response_id": (),
+    "prompt": (),
+    "truncation": ("disabled",),
+}
+"""Fields that need what this server does not keep, and the values that ask for nothing."""
+
+HARMLESS = frozenset(
+    {
+        "client_metadata", "include", "max_tool_calls", "metadata", "parallel_tool_calls", "prompt_cache_retention",
+        "safety_identifier", "service_tier", "store", "stream_options", "user",
+    }
+)  # fmt: skip
+"""Fields that change nothing a client could miss."""
+
+
+class Reasoning(msgspec.Struct, frozen=True):
+    """`effort`: how hard to reason. Summaries are not made: the reasoning itself is shown."""
+
+    effort: str | None = None
+    summary: Any = None
+    generate_summary: Any = None
+    context: Any = None
+
+
+class TextOptions(msgspec.Struct, frozen=True):
+    """`format`: what form the text has."""
+
+    format: dict[str, Any] | None = None
+    verbosity: str | None = None
+
+
+class ResponseBody(msgspec.Struct, frozen=True, kw_only=True):
+    """Body of /v1/responses."""
+
+    model: str | None = None
+    input: str | list[dict[str, Any]] | None = None
+    instructions: str | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    text: TextOptions | None = None
+    reasoning: Reasoning | None = None
+    max_output_tokens: Count | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    seed: Seed | None = None
+    stream: bool | None = None
+    prompt_cache_key: Session | None = None
+    session_id: Session | None = None
+    cache_salt: str | None = None
+    metadata: dict[str, Any] | None = None
+    include: list[str] | None = None
+
+
+class Responses:
+    """The dialect of /v1/responses."""
+
+    def parse(self, raw: bytes, headers: Mapping[str, str]) -> Ask:
+        body, unknown = parse(raw, ResponseBody, NOT_HERE)
+        if body.model is None:
+            raise RequestError("model is missing", param="model", code="missing_required_parameter")
+        tools, skipped = function_tools(body.tools or [])
+        response_format = response_format_of(body.text)
+        wants_logprobs = "message.output_text.logprobs" in (body.include or []) or bool(body.top_logprobs)
+        return Ask(
+            kind="response",
+            field="input",
+            model=body.model,
+            conversation=Conversation(
+                messages=messages_of(body),
+                tools=tools,
+                tool_choice=tool_choice_of(body.tool_choice),
+                response_format=response_format,
+                reasoning_effort=None if body.reasoning is None else body.reasoning.effort,
+            ),
+            max_tokens=body.max_output_tokens,
+            sampling=SamplingParams(
+                temperature=1.0 if body.temperature is None else body.temperature,
+                top_p=1.0 if body.top_p is None else body.top_p,
+                presence_penalty=body.presence_penalty or 0.0,
+                frequency_penalty=body.frequency_penalty or 0.0,
+                constraint=constraint_of_format(response_format, "text.format"),
+            ),
+            seed=body.seed,
+            logprobs=(body.top_logprobs or 0) if wants_logprobs else -1,
+            stream=bool(body.stream),
+            session=body.session_id or session_header(headers) or body.prompt_cache_key or "",
+            cache_salt=body.cache_salt or "",
+            unknown=tuple(name for name in unknown if name not in HARMLESS),
+            ignored=(*(name for name in unknown if name in HARMLESS), *skipped),
+            extra=body,
+        )
+
+    def reply(self, call: Call) -> ResponseReply:
+        return ResponseReply(call)
+
+    def error_body(self, error: RequestError) -> bytes:
+        return error_body(error)
+
+
+def function_tools(tools: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:
+    """Function tools in the chat-completions shape, and the kinds of the others: agents offer tools that only some servers
+    have, so those are left out and not refused."""
+    functions, skipped = [], []
+    for number, tool in enumerate(tools):
+        kind = tool.get("type")
+        if not isinstance(kind, str):
+            raise RequestError(f"tools[{number}].type must be a string", param=f"tools[{number}].type")
+        if kind != "function":
+            skipped.append(f"tools[{number}]:{kind[:40]}")
+            continue
+        fields = {name: tool[name] for name in ("name", "description", "parameters", "strict") if tool.get(name) is not None}
+        functions.append({"type": "function", "function": fields})
+    return functions, skipped
+
+
+def tool_choice_of(choice: str | dict[str, Any] | None) -> str:
+    """The choice as `Conversation` has it. Raises RequestError naming the field."""
+    if choice is None:
+        return "auto"
+    if choice in ("auto", "none", "required"):
+        return str(choice)
+    if isinstance(choice, dict):
+        if choice.get("type") == "function" and isinstance(choice.get("name"), str):
+            return f"function:{choice['name']}"
+        if choice.get("type") == "allowed_tools" and choice.get("mode") in ("auto", "required"):
+            return str(choice["mode"])
+    raise RequestError(
+        'tool_choice must be "auto", "none", "required" or {"type": "function", "name": ...}', param="tool_choice"
+    )
+
+
+def response_format_of(text: TextOptions | None) -> dict[str, Any] | None:
+    """The format in the chat-completions shape."""
+    if text is None or text.format is None or text.format.get("type") == "text":
+        return None
+    if text.format.get("type") == "json_schema":
+        described = {name: text.format.get(name) for name in ("name", "schema", "strict", "description")}
+        return {"type": "json_schema", "json_schema": described}
+    return text.format
+
+
+def messages_of(body: ResponseBody) -> list[Message]:
+    """The conversation in the chat-completions shape. Raises RequestError naming the item."""
+    messages: list[Message] = []
+    if body.instructions:
+        messages.append({"role": "system", "content": body.instructions})
+    if body.input is None or body.input in ("", []):
+        raise RequestError("input must not be empty", param="input", code="empty_prompt")
+    if isinstance(body.input, str):
+        return [*messages, {"role": "user", "content": body.input}]
+    for number, item in enumerate(body.input):
+        _add(messages, f"input[{number}]", item)
+    return messages
+
+
+def _add(messages: list[Message], where: str, item: dict[str, Any]) -> None:
+    kind = item.get("type", "message")
+    if kind == "message":
+        role = item.get("role")
+        if role not in ("system", "developer", "user", "assistant"):
+            raise RequestError(f"{where}.role must be system, developer, user or assistant", param=f"{where}.role")
+        content = _content(f"{where}.content", item.get("content"))
+        last = messages[-1] if messages else {}
+        if role == "assistant" and last.get("role") == "assistant" and not last.get("content"):
+            last["content"] = content  # what stands after its reasoning
+        else:
+            messages.append({"role": role, "content": content})
+    elif kind == "reasoning":
+        text = _reasoning(item)
+        if text:
+            messages.append({"role": "assistant", "content": "", "reasoning_content": text})
+    elif kind == "function_call":
+        call = _call(where, item)
+        if not messages or messages[-1].get("role") != "assistant":
+            messages.append({"role": "assistant", "content": ""})
+        messages[-1].setdefault("tool_calls", []).append(call)
+    elif kind == "function_call_output":
+        call_id = item.get("call_id")
+        if not isinstance(call_id, str):
+            raise RequestError(f"{where}.call_id must name a call", param=f"{where}.call_id")
+        messages.append({"role": "tool", "tool_call_id": call_id, "content": _content(f"{where}.output", item.get("output"))})
+    elif kind in ("item_reference", "compaction"):
+        raise RequestError(f"{where}: {kind} needs stored responses, which this server does not keep", param=where)
+    # Items of other kinds are traces of tools that were not offered to the model: it has not seen them either.
+
+
+def _call(where: str, item: dict[str, Any]) -> dict[str, Any]:
+    for name in ("call_id", "name", "arguments"):
+        if not isinstance(item.get(name), str):
+            raise RequestError(f"{where}.{name} must be a string", param=f"{where}.{name}")
+    function = {"name": item["name"], "arguments": item["arguments"]}
+    return {"id": item["call_id"], "type": "function", "function": function}
+
+
+def _content(where: str, content: Any) -> str:
+    """The text of a message or result. Raises RequestError for anything that is no text."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise RequestError(f"{where} must be a string or a list of parts", param=where)
+    texts = []
+    for number, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, dict) else None
+        text = part.get("text" if kind != "refusal" else "refusal") if isinstance(part, dict) else None
+        if kind not in ("input_text", "output_text", "text", "refusal") or not isinstance(text, str):
+            raise RequestError(
+                f"{where}[{number}]: only text can be read by this model, got a part of type {str(kind)[:40]!r}",
+                param=f"{where}[{number}]",
+                code="unsupported_content",
+            )
+        texts.append(text)
+    return "".join(texts)
+
+
+def _reasoning(item: dict[str, Any]) -> str:
+    parts = item.get("content") or item.get("summary") or []
+    return "".join(part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str))
