@@ -41,7 +41,7 @@ def test_the_last_line_is_what_was_appended_last(tmp_path: Path) -> None:
 def test_what_is_no_history_is_named(tmp_path: Path) -> None:
     path = tmp_path / "other.jsonl"
     path.write_text("[1]\n")
-    with pytest.raises(FileFormatError, match="other.jsonl"):
+    with pytest.raises(FileFormatError, match=r"other\.jsonl"):
         last_line(path)
     with pytest.raises(FileFormatError, match="--history"):
         append(tmp_path, Agreement(1, 0.0, 0.0, 0.0, None))
