@@ -7,7 +7,7 @@ A frontier file is JSON: {"rackserve_frontier": 1, "name": ..., "points": [...],
 from __future__ import annotations
 
 from collections.abc import Iterable
-from math import isfinite
+from math import inf, isfinite
 from pathlib import Path
 from typing import Literal
 
@@ -27,6 +27,19 @@ MEASURES: dict[Measure, str] = {
 """The throughputs a curve may be drawn or compared by."""
 
 
+class Band(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where a point may lie: (low, high) of both its figures."""
+
+    interactivity: tuple[float, float]
+    per_gpu: tuple[float, float]
+
+    def __post_init__(self) -> None:
+        for name in ("interactivity", "per_gpu"):
+            low, high = getattr(self, name)
+            if not 0 <= low <= high < inf:
+                raise ValueError(f"`{name}` of a band must be two numbers of at least 0, the lower first, got {low}, {high}")
+
+
 class OperatingPoint(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """What a rack gave at one concurrency. Absent figures are None, or 0 for the two counts.
 
@@ -37,6 +50,9 @@ class OperatingPoint(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
     num_gpus        all GPUs behind the point, prefill and decode
     requests_per_s  completed requests of the whole rack; `requests_per_session`: how many make a session, on average
     valid           False: the run broke a limit and is on no frontier
+    utilisation     share of time in which prefill ranks computed; `saturation` says what that makes of the waiting times:
+                    STABLE, SATURATED or OVERLOADED, as `bench.statistics.saturation`; empty: unknown
+    seeds, coefficients   where the point lies under other seeds, and if the cost model's coefficients are off
     trust           how far to believe the point, such as a simulated one's step-time error; empty for a measured one
     """
 
@@ -53,6 +69,10 @@ class OperatingPoint(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
     requests_per_session: float | None = None
     valid: bool = True
     trust: str = ""
+    utilisation: float | None = None
+    saturation: str = ""
+    seeds: Band | None = None
+    coefficients: Band | None = None
 
     def __post_init__(self) -> None:
         for name in ("interactivity", "per_gpu"):
@@ -70,6 +90,11 @@ class OperatingPoint(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
         if self.parts is None:
             return None
         return {"cached": self.parts.cached_input, "uncached": self.parts.uncached_input, "output": self.parts.output}[measure]
+
+    @property
+    def claims_ttft(self) -> bool:
+        """Whether its waiting times say something of the rack: at a saturated one they grow with the run's length."""
+        return self.saturation in ("", "STABLE")
 
     @property
     def requests_per_gpu(self) -> float | None:
