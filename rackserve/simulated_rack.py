@@ -21,6 +21,7 @@ from rackserve.bench.closed_loop import Replay
 from rackserve.bench.ideal import IdealCache
 from rackserve.bench.idle import idle_while_others_queue
 from rackserve.bench.metrics import percentile, tpot_ms
+from rackserve.bench.midway import Midway
 from rackserve.bench.occupancy import busy_share, mean_batch, mean_waiting
 from rackserve.bench.prompts import RequestMaker
 from rackserve.bench.records import RecordedEvent, RequestRecord
@@ -56,6 +57,9 @@ HOST_SHARE = 0.8
 
 LINK_LATENCY_US = 200.0
 START_WINDOW = (0.25, 0.75)
+ANSWER_S = (0.5, 1 / 387)
+"""Seconds to the first token and for each token of an answer before a rack joins a replay."""
+
 FACTORS = ("prefill_time", "decode_time", "link_bandwidth", "memory_bandwidth", "cache_size")
 QUEUE_PARTS = 10
 """Parts of the window for each of which the mean number of waiting prompts is kept."""
@@ -74,7 +78,10 @@ class SimulatedSetup(msgspec.Struct, frozen=True, kw_only=True):
     accepted                        tokens that a decode step yields on average
     batch                           sequences of a decode rank around which its step time is taken as a line
     drafts                          drafts that a decode step verifies for each sequence; 0: no speculation, one token a step
-    settle_s, window_s              seconds after warming up that are left out, and seconds measured after those
+    warmup_requests                 requests of each session tree, besides one of each conversation, that warm caches
+    joined_s                        seconds of the replay that are over when the rack joins it, each request so far having taken
+                                    `ANSWER_S`; 0: the rack is there from the beginning, and warms up itself
+    settle_s, window_s              seconds after warming up or joining that are left out, and seconds measured after those
     prefill_time ... cache_size     factors on what the cost model gives: step times of either role, bandwidth of all links, of
                                     the chips' memory, and room of prefill ranks' caches and of the pool
     """
@@ -100,12 +107,17 @@ class SimulatedSetup(msgspec.Struct, frozen=True, kw_only=True):
     link_bandwidth: float = 1.0
     memory_bandwidth: float = 1.0
     cache_size: float = 1.0
+    warmup_requests: int = 0
+    joined_s: float = 0.0
 
     def __post_init__(self) -> None:
         if self.chip not in RACK_OF:
             raise ConfigError(f"chip {self.chip[:40]!r} has no rack; choose one of {', '.join(RACK_OF)}")
-        if self.settle_s < 0 or not self.window_s > 0:
-            raise ConfigError(f"settle_s must be at least 0 and window_s above 0, got {self.settle_s} and {self.window_s}")
+        if self.settle_s < 0 or self.joined_s < 0 or not self.window_s > 0:
+            raise ConfigError(
+                f"settle_s and joined_s must be at least 0 and window_s above 0, got {self.settle_s}, {self.joined_s} and "
+                f"{self.window_s}"
+            )
         if not 1 <= self.decode_ranks <= self.decode_width:
             raise ConfigError(f"decode_ranks must be from 1 to decode_width {self.decode_width}, got {self.decode_ranks}")
         for name in ("prefill_groups", "prefill_ranks", "concurrency", "prefill_tokens"):
@@ -256,6 +268,22 @@ def prefill_rate(setup: SimulatedSetup) -> float:
     return tokens / setup.model("prefill").seconds([load])
 
 
+def replay_plan(setup: SimulatedSetup, sessions: Sequence[Session]) -> Replay | Midway:
+    """The replay by the published benchmark's rules: from the beginning, or joined later."""
+    replay = Replay(
+        sessions,
+        setup.concurrency,
+        recycle=True,
+        start_window=START_WINDOW,
+        warmup_requests=setup.warmup_requests,
+        seed=setup.seed,
+    )
+    if not setup.joined_s:
+        return replay
+    first, each = ANSWER_S
+    return Midway(replay, to_ns(setup.joined_s), lambda send: to_ns(first + each * send.request.output_tokens))
+
+
 def simulate_rack(setup: SimulatedSetup, sessions: Sequence[Session]) -> SimulatedFigures:
     """The figures of `run_rack`."""
     return run_rack(setup, sessions).figures
@@ -274,7 +302,7 @@ def run_rack(setup: SimulatedSetup, sessions: Sequence[Session]) -> RackRun:
     rack = SimRack(
         config, layout, lambda arena, blocks: TimedRunner(setup.accepted), step_times, link, backed=False
     )  # fmt: skip
-    plan = Replay(sessions, setup.concurrency, recycle=True, start_window=START_WINDOW, seed=setup.seed)
+    plan = replay_plan(setup, sessions)
     namespace = CacheNamespace("simulated", "0", layout.block_tokens, layout.fingerprint())
     maker = RequestMaker(namespace, seed=setup.seed, with_tokens=False)
     replayers: list[Replayer] = []
@@ -288,7 +316,11 @@ def run_rack(setup: SimulatedSetup, sessions: Sequence[Session]) -> RackRun:
     replayers[0].start()
     rack.host.run(done=lambda: plan.measured_from_ns is not None or plan.done)
     if plan.measured_from_ns is None:
-        raise ConfigError(f"the rack never got warm: {plan.aborted or 'all sessions ended'}; choose a smaller concurrency")
+        failed = next((r for r in replayers[0].records if r.error), None)
+        why = plan.aborted or "all sessions ended"
+        if failed is not None:
+            why += f" ({failed.error}: {failed.detail})"
+        raise ConfigError(f"the rack never got warm: {why}; choose larger caches or fewer sessions at once")
     begin = plan.measured_from_ns + to_ns(setup.settle_s)
     end = begin + to_ns(setup.window_s)
     rack.host.run(until=begin)

@@ -136,3 +136,14 @@ def test_speculation_can_be_off_and_is_then_one_token_a_step(sessions: tuple[Ses
         msgspec.structs.replace(SETUP, drafts=0)
     with pytest.raises(ConfigError, match="cache_size is a factor"):
         msgspec.structs.replace(SETUP, cache_size=0.0)
+
+
+def test_a_rack_that_joins_a_replay_later_sees_the_longer_prompts_of_then(sessions: tuple[Session, ...]) -> None:
+    growing = Recipe(turns=Spread(300, 0.01), groups=Spread(1, 0.1), gap_s=Spread(2, 0.1), long_gap_share=0, compact_share=0)
+    drawn = tuple(coarsened(session, BLOCK_TOKENS) for session in draw(4, 1, growing))
+    first = msgspec.structs.replace(SETUP, concurrency=4, warmup_requests=2, window_s=20)
+    later = simulate_rack(msgspec.structs.replace(first, joined_s=200.0), drawn)
+    assert later.num_failed == 0 and later.num_requests > 10
+    assert later.tokens_per_request > 1.1 * simulate_rack(first, drawn).tokens_per_request
+    with pytest.raises(ConfigError, match="joined_s must be at least 0"):
+        msgspec.structs.replace(SETUP, joined_s=-1.0)
