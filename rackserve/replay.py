@@ -10,7 +10,7 @@ import msgspec
 
 from rackserve.assemble import RackConfig
 from rackserve.base.costs import StepCost
-from rackserve.base.errors import ConfigError
+from rackserve.base.errors import ConfigError, InvariantError
 from rackserve.base.events import Event
 from rackserve.base.ids import NodeId
 from rackserve.base.keys import CacheNamespace
@@ -18,7 +18,7 @@ from rackserve.base.kv_layout import KvLayout
 from rackserve.base.request import Request
 from rackserve.base.step import Step
 from rackserve.base.topology import ROLES, Role
-from rackserve.base.units import Time
+from rackserve.base.units import NS_PER_S, Time
 from rackserve.bench.client import Target, replay_over_http
 from rackserve.bench.closed_loop import Replay
 from rackserve.bench.ideal import IdealCache
@@ -35,12 +35,16 @@ from rackserve.bench.tally import Tally
 from rackserve.nodes.ports import Ports
 from rackserve.report.compare import Arm
 from rackserve.sim.engine import TimedRunner
+from rackserve.sim.host import SimHost
 from rackserve.sim.rack import SimRack
 from rackserve.sim.store import LinkCost
 
 CLIENT: NodeId = "client"
 VOCABULARY = (1_000, 40_000)
 """Token ids prompts are drawn from: ordinary text of the embedded model, no special tokens."""
+
+MAX_EVENTS_BETWEEN_OUTPUTS = 2_000_000
+"""A simulated rack that does so much without any output to a client will go on like that for ever."""
 
 ASSUMED_COSTS: dict[str, StepCost] = {
     "prefill": StepCost(base_ns=20e6, per_token_ns=2.5e6, per_attended_ns=0, per_sequence_ns=0, per_context_token_ns=0),
@@ -212,10 +216,23 @@ def replay_simulated(
     rack.add_node(CLIENT, make)
     rack.host.run(until=0)
     replayers[0].start()
-    rack.host.run(done=lambda: replayers[0].done)
+    run_to_end(rack.host, replayers[0])
     errors = [cost.held_out_error for cost in costs.values() if cost.held_out_error is not None]
     info = spec.info("simulated", num_gpus(config), 0, rack.host.now, plan, max(errors) if len(errors) == len(costs) else None)
     return Recording(info, tuple(replayers[0].records), tuple(events))
+
+
+def run_to_end(host: SimHost, replayer: Replayer) -> None:
+    """Let virtual time pass until the replay is done. InvariantError if it goes round in circles, or stops, before that."""
+    while not replayer.done:
+        before = replayer.num_outputs
+        host.run(done=lambda: replayer.done, max_events=MAX_EVENTS_BETWEEN_OUTPUTS)
+        if not replayer.done and (host.is_idle or replayer.num_outputs == before):
+            how = "nothing is left to happen" if host.is_idle else f"{MAX_EVENTS_BETWEEN_OUTPUTS:,} events brought no output"
+            raise InvariantError(
+                f"the simulation makes no progress at {host.now / NS_PER_S:g} s: {how}, and {replayer.num_open} requests are "
+                "open"
+            )
 
 
 def arm_of(recording: Recording) -> Arm:

@@ -3,15 +3,21 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from rackserve import replay as replay_module
 from rackserve.assemble import RackConfig
 from rackserve.base.costs import StepCost
-from rackserve.base.errors import ConfigError
+from rackserve.base.errors import ConfigError, InvariantError
 from rackserve.base.events import AttemptRetried, DraftsVerified
 from rackserve.base.ids import Rank
+from rackserve.base.keys import CacheNamespace
+from rackserve.base.messages import Timeout
 from rackserve.base.topology import Topology
 from rackserve.bench.closed_loop import Replay
 from rackserve.bench.demo import demo_sessions, demo_trace
+from rackserve.bench.ideal import IdealCache
+from rackserve.bench.prompts import RequestMaker
 from rackserve.bench.records import RecordedEvent, Recording, RequestRecord, RunInfo
+from rackserve.bench.replayer import Replayer
 from rackserve.bench.scale import ScaledTrace, scale_sessions
 from rackserve.bench.serial import SerialReplay
 from rackserve.digest_model import digest_layout
@@ -22,9 +28,11 @@ from rackserve.replay import (
     exact_differences,
     num_gpus,
     replay_simulated,
+    run_to_end,
     within,
 )
 from rackserve.route.placement import RouterConfig
+from rackserve.sim.host import SimClock, SimHost, SimTransport
 from rackserve.sim.store import LinkCost
 
 LINK = LinkCost(2_000_000, 1e9)
@@ -162,3 +170,29 @@ def test_recycled_sessions_come_back_as_new_ones_from_a_drawn_start() -> None:
         sends = plan.take_due(now)
     assert len(plays) > 1 and not plan.done, "sessions come back under new play numbers, without end"
     plan.stop(now)
+
+
+def test_a_simulation_without_progress_stops_with_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = SimHost(lambda source, target: 0)
+    made = Replayer(
+        "client",
+        SerialReplay(demo_sessions()[:1]),
+        RequestMaker(CacheNamespace("m", "0", 16, "")),
+        IdealCache(16),
+        SimClock(host, "client"),
+        SimTransport(host, "client"),
+    )
+
+    class Busy:
+        def handle(self, message: object) -> None:
+            SimClock(host, "frontend").call_at(host.now + 1, Timeout("again", ""))
+
+    host.add("client", made)
+    made.start()
+    with pytest.raises(InvariantError, match=r"no progress at 0 s: nothing is left to happen, and 1 requests are open"):
+        run_to_end(host, made)
+    host.add("frontend", Busy())
+    SimClock(host, "frontend").call_at(5, Timeout("again", ""))
+    monkeypatch.setattr(replay_module, "MAX_EVENTS_BETWEEN_OUTPUTS", 50)
+    with pytest.raises(InvariantError, match=r"50 events brought no output, and 1 requests are open"):
+        run_to_end(host, made)

@@ -32,12 +32,18 @@ class Replayer:
         self._transport = transport
         self._open: dict[str, tuple[RequestKey, OpenRecord]] = {}
         self._wake: Time | None = None
+        self.num_outputs = 0
         self.records: list[RequestRecord] = []
 
     @property
     def done(self) -> bool:
         """Every request of the plan has ended."""
         return self._plan.done
+
+    @property
+    def num_open(self) -> int:
+        """Requests that were sent and have not ended."""
+        return len(self._open)
 
     def start(self) -> None:
         """Begin the replay at the host's present time."""
@@ -66,6 +72,7 @@ class Replayer:
         opened = self._open.get(output.request)
         if opened is None:
             return  # it ended here already
+        self.num_outputs += 1
         key, record = opened
         now = self._clock.now()
         if output.tokens:
