@@ -15,6 +15,7 @@ from array import array
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -46,16 +47,17 @@ SMALL = Recipe(
 SESSIONS = 12
 CONCURRENCY = "3"
 WARMUP = "2"
-SECONDS = "40"
+SECONDS = "50"
 ROUNDS = 3
-STEP_MS = 40.0
-TOKEN_US = 100.0
+STEP_MS = 100.0
+TOKEN_US = 250.0
 CHARACTERS = "".join(map(chr, range(0x21, 0x7F))) + "\u0120\u010a"
 """What a token each stands for: printable ASCII, space and newline in the spelling of byte-level BPE."""
 
 HIT_POINTS = 1.0
-TTFT_SHARE = 0.15
-TPOT_SHARE = 0.10
+TTFT_SHARE = 0.10
+TPOT_SHARE = 0.05
+"""Bounds for medians over the rounds: a single round also tells what else the machine did meanwhile."""
 SIZES = {
     "runner.kind": "digest",
     "runner.vocab_size": len(CHARACTERS),
@@ -203,8 +205,8 @@ def figures(pairs: list[tuple[list[Row], list[Row]]]) -> tuple[tuple[Figure, ...
             label = f"{name} p{share * 100:.0f}"
             made = figure(f"{label}, rackserve", "ms", sides[1], "the harness", sides[0])
             found += [made, figure(f"{label}, harness", "ms", sides[0])]
-            worst = max(worst, *(abs(ratio - 1) for ratio in made.ratios))
-        claims.append(Claim(f"p50 and p90 of {name} are within {bound:.0%} of each other", worst <= bound))
+            worst = max(worst, abs(median(made.ratios) - 1))
+        claims.append(Claim(f"the median round's p50 and p90 of {name} are within {bound:.0%} of each other", worst <= bound))
     return tuple(found), tuple(claims)
 
 
