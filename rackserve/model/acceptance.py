@@ -16,6 +16,7 @@ from rackserve.base.errors import ConfigError, InvariantError
 from rackserve.base.request import SamplingParams
 from rackserve.base.rng import draw_unit
 from rackserve.model.sampler import draw_at, draw_token, probabilities, sample
+from rackserve.model.sampling_state import SamplingState
 
 
 def draw_draft(logits: Tensor, sampling: SamplingParams, output_index: int) -> int:
@@ -29,12 +30,15 @@ def verify(
     draft_logits: Tensor | None,
     sampling: SamplingParams,
     output_index: int,
+    state: SamplingState | None = None,
 ) -> list[int]:
     """The 1..k+1 tokens that `drafts` (k of them) turn into: those that stand, then one drawn from the target.
 
     target_logits  [k + 1, vocab]: row i is the target's for output `output_index` + i, given the drafts before it
     draft_logits   [k, vocab]: what `draw_draft` drew from. None: nobody drew, and each draft is taken for a certainty of
                    its head; it must then not depend on any draw of this request at its own output or later
+    state          changes each row of the target by the tokens before it, and takes in what is drawn. Draft logits come as they
+                   were drawn from. Where it finishes, nothing more is drawn: there may be fewer tokens then, or none
 
     Temperature 0 keeps drafts as long as they are what `sample` takes. Else a draft stands with chance min(1, p / q), p and q
     its probabilities in target and draft head; in place of one that fails comes a draw from what p has above q, and later
@@ -44,12 +48,21 @@ def verify(
         shapes = f"target {tuple(target_logits.shape)}, draft {None if draft_logits is None else tuple(draft_logits.shape)}"
         raise InvariantError(f"{len(drafts)} drafts need as many rows of draft logits and one more of target logits: {shapes}")
     tokens: list[int] = []
-    for at, draft in enumerate(drafts):
-        guess = None if draft_logits is None else draft_logits[at]
-        tokens.append(_judge(target_logits[at], draft, guess, sampling, output_index + at))
-        if tokens[-1] != draft:
-            return tokens
-    return [*tokens, sample(target_logits[-1], sampling, output_index + len(drafts))]
+    for at, target in enumerate(target_logits):
+        row = target if state is None else state.edit(target)
+        if row is None:
+            break
+        draft = drafts[at] if at < len(drafts) else None
+        if draft is None:
+            token = sample(row, sampling, output_index + at)
+        else:
+            token = _judge(row, draft, None if draft_logits is None else draft_logits[at], sampling, output_index + at)
+        tokens.append(token)
+        if state is not None:
+            state.push(token)
+        if token != draft:
+            break
+    return tokens
 
 
 def _judge(target: Tensor, draft: int, guess: Tensor | None, sampling: SamplingParams, output_index: int) -> int:

@@ -104,8 +104,8 @@ class Llama:
         """How products are computed: the slower of what the weights and the attention need."""
         return max(self._weights.products.mode, self._attention.products.mode, key=MODES.index)
 
-    def forward(self, tokens: Tensor, spans: Sequence[Span], wanted: Tensor) -> Tensor:
-        """Compute positions and store their KV; logits float32 [len(wanted), vocab] of the rows in `wanted`.
+    def forward(self, tokens: Tensor, spans: Sequence[Span]) -> Tensor:
+        """Compute positions and store their KV; returns what `logits` takes.
 
         tokens: int64 [rows], the tokens of all `spans` one after the other; spans of one token come first.
         """
@@ -128,9 +128,10 @@ class Llama:
             hidden = hidden + mm(mixed, layer.output)
             gate, up = mm(self._norm(hidden, layer.ffn_norm), layer.gate_up).chunk(2, -1)
             hidden = hidden + mm(_silu(gate).mul_(up), layer.down)
-        return self._logits(hidden, wanted)
+        return hidden
 
-    def _logits(self, hidden: Tensor, wanted: Tensor) -> Tensor:
+    def logits(self, hidden: Tensor, wanted: Tensor) -> Tensor:
+        """Logits float32 [len(wanted), vocab] of the rows in `wanted`, int64, of what `forward` returned."""
         count = len(wanted)
         if count == 0:
             return torch.empty(0, self._weights.config.vocab_size)

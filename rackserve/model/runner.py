@@ -8,17 +8,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
+from msgspec import structs
 from torch import Tensor
 
 from rackserve.base.errors import InvariantError
-from rackserve.base.step import ItemResult, Step, StepItem, StepResult
+from rackserve.base.step import ItemResult, Step, StepItem, StepResult, TokenLogprobs
+from rackserve.model.acceptance import verify
 from rackserve.model.attention import Span
 from rackserve.model.files import ModelFiles
 from rackserve.model.kv_arena import KvArena
 from rackserve.model.layout import KvDtype, kv_layout
 from rackserve.model.llama import Llama, LlamaWeights, load_weights
 from rackserve.model.products import Mode
-from rackserve.model.sampler import sample, token_logprobs
+from rackserve.model.sampler import score, token_logprobs
+from rackserve.model.sampling_state import Compile, SamplingStates
 
 
 @dataclass(slots=True)
@@ -35,6 +38,7 @@ class LlamaRunner:
     arena    writable memory of at least `num_blocks` blocks of `layout`, kept mapped while the runner lives
     dtype    how KV is stored; computing is float32 either way
     weights  those of another runner in this process, to hold them once
+    compile_constraint  for requests with a constraint; without it they end as unsupported
 
     A token depends on its sequence alone: not on chunks, batch, cached prefix or neighbours. That needs torch to run on one
     thread, which is set here for the process. The runner drafts nothing: an item that samples returns one token whatever its
@@ -43,7 +47,7 @@ class LlamaRunner:
     FileFormatError if weights are missing or misshapen, ConfigError if the arena does not fit.
     """
 
-    __slots__ = ("_arena", "_config", "_llama", "_sequences", "layout", "weights")
+    __slots__ = ("_arena", "_config", "_llama", "_sampling", "_sequences", "layout", "weights")
 
     def __init__(
         self,
@@ -53,6 +57,7 @@ class LlamaRunner:
         block_tokens: int,
         dtype: KvDtype = "bf16",
         weights: LlamaWeights | None = None,
+        compile_constraint: Compile | None = None,
     ) -> None:
         torch.set_num_threads(1)  # more would split a product differently for each number of rows, and round differently
         self._config = files.llama
@@ -61,6 +66,7 @@ class LlamaRunner:
         self.weights = weights or load_weights(files.path, files.llama)
         self._llama = Llama(self.weights, self._arena)
         self._sequences: dict[int, EngineSequence] = {}
+        self._sampling = SamplingStates(files.llama.vocab_size, compile_constraint)
 
     @property
     def products(self) -> Mode:
@@ -71,6 +77,7 @@ class LlamaRunner:
         """Compute `step`. InvariantError if it names positions, blocks or tokens that cannot be; no state changes then."""
         for number in step.retired:
             self._sequences.pop(number, None)
+            self._sampling.forget(number)
         # Rows of one token come first, as the attention plan wants them.
         order = sorted(range(len(step.items)), key=lambda at: step.items[at].num_tokens > 1)
         items = [step.items[at] for at in order]
@@ -88,20 +95,33 @@ class LlamaRunner:
         ends = torch.tensor([item.num_tokens for item in items]).cumsum(0) - 1
         sampled = [at for at, item in enumerate(items) if item.sample]
         wanted = ends[torch.tensor(sampled, dtype=torch.int64)]
-        logits = self._llama.forward(torch.tensor(tokens, dtype=torch.int64), spans, wanted)
-        rows = dict(zip(sampled, logits, strict=True))
-        return [self._result(item, rows.get(at)) for at, item in enumerate(items)]
+        hidden = self._llama.forward(torch.tensor(tokens, dtype=torch.int64), spans)
+        rows = dict(zip(sampled, self._llama.logits(hidden, wanted), strict=True))
+        results = [self._result(item, rows.get(at)) for at, item in enumerate(items)]
+        for at, item in enumerate(items):
+            if item.scored:
+                results[at] = structs.replace(results[at], prompt_logprobs=self._scores(item, hidden, int(ends[at])))
+        return results
 
     def _result(self, item: StepItem, logits: Tensor | None) -> ItemResult:
         if logits is None:
             return ItemResult(item.sequence, ())
         if not bool(logits.isfinite().all()):
             raise InvariantError(f"sequence {item.sequence}: logits are not finite; a block was read before its KV was written")
-        token = sample(logits, item.sampling, item.output_index)
-        self._sequences[item.sequence].last_token = token
-        if item.logprobs < 0:
-            return ItemResult(item.sequence, (token,))
-        return ItemResult(item.sequence, (token,), (token_logprobs(logits, token, item.logprobs),))
+        state = self._sampling.of(item)
+        tokens = verify(logits[None], [], None, item.sampling, item.output_index, state)
+        # Where nothing may follow, a step that is planned already computes what nobody reads, from any token.
+        self._sequences[item.sequence].last_token = tokens[0] if tokens else 0
+        scores = tuple(token_logprobs(logits, token, item.logprobs) for token in tokens) if item.logprobs >= 0 else ()
+        return ItemResult(item.sequence, tuple(tokens), scores, finish=state.finish if state is not None else None)
+
+    def _scores(self, item: StepItem, hidden: Tensor, last: int) -> tuple[TokenLogprobs, ...]:
+        """Log-probabilities of the item's scored tokens. `last`: its last row in `hidden`."""
+        begin = last + 1 - item.num_tokens
+        tokens = array.array("i", item.scored)
+        return score(
+            tokens, item.scored_top, lambda first, end: self._llama.logits(hidden, torch.arange(begin + first, begin + end))
+        )
 
     def _tokens_of(self, item: StepItem) -> Sequence[int]:
         """Ids of the item's positions; without any, the token sampled last for its sequence."""

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from rackserve.base.errors import InvariantError
 from rackserve.base.request import SamplingParams
 from rackserve.base.rng import draw_unit
 from rackserve.base.step import TokenLogprobs
 
 
 def sample(logits: Tensor, sampling: SamplingParams, output_index: int) -> int:
-    """A token id drawn from `logits` [vocab], finite. Temperature 0 takes the likeliest, the lowest id among equals.
+    """A token id drawn from `logits` [vocab], not all of them minus infinity. Temperature 0 takes the likeliest, the lowest id
+    among equals.
 
-    top_k keeps the k likeliest (0 = all); top_p then keeps the fewest likeliest whose share reaches top_p.
+    min_p keeps what is at least this part as likely as the likeliest, then top_k the k likeliest (0 = all), then top_p the
+    fewest likeliest whose share reaches top_p.
     """
     return draw_token(logits, sampling, "sample", output_index)
 
@@ -60,13 +64,15 @@ class _Kept(NamedTuple):
 def _filtered(logits: Tensor, sampling: SamplingParams) -> _Kept:
     # The shift by the maximum comes first: a tiny temperature then gives zeros and minus infinities, never NaN.
     scaled = (logits.double() - logits.max()) / sampling.temperature
-    if 0 < sampling.top_k < len(logits) or sampling.top_p < 1.0:
+    if 0 < sampling.top_k < len(logits) or sampling.top_p < 1.0 or sampling.min_p > 0.0:
         scaled, ids = scaled.sort(descending=True, stable=True)
         if sampling.top_k > 0:
             scaled, ids = scaled[: sampling.top_k], ids[: sampling.top_k]
     else:
         ids = None
     weights = scaled.exp()
+    if sampling.min_p > 0.0:
+        weights = weights[weights >= min(sampling.min_p, 1.0)]  # the likeliest has weight 1
     shares = weights.cumsum(0)
     if sampling.top_p < 1.0:
         kept = int(torch.searchsorted(shares, shares[-1] * sampling.top_p)) + 1
@@ -80,3 +86,22 @@ def token_logprobs(logits: Tensor, token: int, num_top: int) -> TokenLogprobs:
     top = scores.topk(min(num_top, len(scores)))
     pairs = zip(top.indices.tolist(), top.values.tolist(), strict=True)
     return TokenLogprobs(float(scores[token]), tuple(pairs))
+
+
+SCORED_ROWS = 64
+"""Rows of logits that are in memory at once while a prompt is scored."""
+
+
+def score(tokens: Sequence[int], num_top: int, logits_of: Callable[[int, int], Tensor]) -> tuple[TokenLogprobs, ...]:
+    """Log-probabilities of `tokens`, token i by row i; `logits_of(first, end)` computes rows [end - first, vocab].
+
+    InvariantError where logits are not finite.
+    """
+    found: list[TokenLogprobs] = []
+    for first in range(0, len(tokens), SCORED_ROWS):
+        part = tokens[first : first + SCORED_ROWS]
+        rows = logits_of(first, first + len(part))
+        if not bool(rows.isfinite().all()):
+            raise InvariantError("logits of a prompt are not finite; a block was read before its KV was written")
+        found += [token_logprobs(row, token, num_top) for row, token in zip(rows, part, strict=True)]
+    return tuple(found)

@@ -27,7 +27,8 @@ def build(weights: LlamaWeights, dtype: KvDtype, num_blocks: int = 24) -> Llama:
 
 @torch.inference_mode()
 def logits_of(llama: Llama, ids: list[int], wanted: list[int]) -> Tensor:
-    return llama.forward(torch.tensor(ids), [Span(range(24), 0, len(ids))], torch.tensor(wanted))
+    hidden = llama.forward(torch.tensor(ids), [Span(range(24), 0, len(ids))])
+    return llama.logits(hidden, torch.tensor(wanted))
 
 
 @torch.inference_mode()

@@ -24,21 +24,29 @@ from rackserve.model.deepseek_v41.state import Proposal, SequenceState
 from rackserve.model.deepseek_v41.streams import collapse, first_pre, rms_norm
 from rackserve.model.deepseek_v41.weights import Weights
 from rackserve.model.parallel import Collectives
+from rackserve.model.sampling_state import SamplingState
 
 
 @dataclass(frozen=True, slots=True)
 class Drafting:
-    """A sequence to draft for: `anchor` is the token at position `state.length`, `output_index` the number of the next one."""
+    """A sequence to draft for: `anchor` is the token at position `state.length`, `output_index` the number of the next one.
+
+    choice   what drafts are drawn by, beside `sampling`
+    """
 
     state: SequenceState
     anchor: int
     sampling: SamplingParams
     output_index: int
+    choice: SamplingState | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Drafts:
-    """Tokens proposed for one sequence, the logits each was drawn from [block, vocab], and confidence logits [block]."""
+    """Tokens proposed for one sequence, the logits each was drawn from [n, vocab], and confidence logits [n].
+
+    A block of them, or fewer where what was drafted ends the output.
+    """
 
     tokens: list[int]
     logits: Tensor
@@ -127,20 +135,37 @@ class DSpark:
         """Tokens one after the other, each token's logits corrected by the one before it. x [S, block, d]."""
         config, last = self._config, self._config.num_nextn_predict_layers - 1
         tokens = torch.tensor([request.anchor for request in requests], dtype=torch.int64)
-        drawn: list[Tensor] = []
+        drawn: list[list[int]] = [[] for _ in requests]
         logits, confidence = torch.empty_like(base), torch.empty(len(requests), config.dspark_block_size)
         for place in range(config.dspark_block_size):
             embedded = self._embedding.rows(f"mtp.{last}.markov_head.embed", tokens)
             logits[:, place] = base[:, place] + self._tp_concat(self._linear.plain(embedded, self._markov))
             seen = torch.cat((x[:, place], embedded), -1)
             confidence[:, place] = (seen * self._confidence).sum(-1)
-            chosen = [
-                draw_draft(logits[number, place], request.sampling, request.output_index + place)
-                for number, request in enumerate(requests)
-            ]
-            tokens = torch.tensor(chosen, dtype=torch.int64)
-            drawn.append(tokens)
+            for number, (request, found) in enumerate(zip(requests, drawn, strict=True)):
+                token = _draw(request, logits[number, place], place) if len(found) == place else None
+                if token is not None:
+                    found.append(token)
+                    tokens[number] = token
+        for request, found in zip(requests, drawn, strict=True):
+            if request.choice is not None:
+                request.choice.pop(len(found))
+        counts = [len(found) for found in drawn]
         return [
-            Drafts([int(token[number]) for token in drawn], logits[number], confidence[number])
-            for number in range(len(requests))
+            Drafts(found, logits[number, :count], confidence[number, :count])
+            for number, (found, count) in enumerate(zip(drawn, counts, strict=True))
         ]
+
+
+def _draw(request: Drafting, logits: Tensor, place: int) -> int | None:
+    """The draft for `place` of the block, pushed to the request's choice, which changes `logits`; None if none may follow."""
+    choice = request.choice
+    if choice is None:
+        return draw_draft(logits, request.sampling, request.output_index + place)
+    edited = choice.edit(logits)
+    if edited is None:
+        return None
+    logits.copy_(edited)
+    token = draw_draft(logits, request.sampling, request.output_index + place)
+    choice.push(token)
+    return token

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 import torch
+from msgspec import structs
 from torch import Tensor
 
 from rackserve.base.errors import InvariantError
-from rackserve.base.step import ItemResult, Step, StepItem, StepResult
-from rackserve.model.deepseek_v41.backbone import Backbone
+from rackserve.base.step import ItemResult, Step, StepItem, StepResult, TokenLogprobs
+from rackserve.model.deepseek_v41.backbone import Backbone, Pass
 from rackserve.model.deepseek_v41.dspark import Drafts, DSpark
 from rackserve.model.deepseek_v41.engram.ngrams import NgramHash
 from rackserve.model.deepseek_v41.engram.reader import open_engram
@@ -27,7 +28,8 @@ from rackserve.model.deepseek_v41.state import Arena, Proposal, SequenceState
 from rackserve.model.deepseek_v41.weights import load_weights
 from rackserve.model.files import ModelFiles
 from rackserve.model.parallel import Alone, Collectives
-from rackserve.model.sampler import token_logprobs
+from rackserve.model.sampler import score, token_logprobs
+from rackserve.model.sampling_state import Compile, SamplingState, SamplingStates
 from rackserve.sched.draft_budget import DraftCosts
 
 
@@ -36,6 +38,8 @@ class DeepseekV41Runner:
 
     arena        writable memory of at least `num_blocks` blocks of `layout`, then window slots; mapped while the runner lives
     collectives  to the other devices of the group, which must run a step whenever this one does; None: it is alone
+    compile_constraint  for requests with a constraint; without it they end as unsupported. With synthetic acceptance nothing
+                 but temperature and filters counts
 
     A token depends on its sequence alone: not on chunks, batch, cached prefix or neighbours, and where state is restored
     exactly, not on where it was computed. That needs torch to run on one thread, which is set here for the process.
@@ -52,6 +56,7 @@ class DeepseekV41Runner:
         block_tokens: int,
         options: RunnerOptions | None = None,
         collectives: Collectives | None = None,
+        compile_constraint: Compile | None = None,
     ) -> None:
         torch.set_num_threads(1)  # more would split a product differently for each number of rows, and round differently
         options, self._collectives = options or RunnerOptions(), collectives or Alone()
@@ -68,6 +73,7 @@ class DeepseekV41Runner:
         self._ngrams = NgramHash(config, token_map(files.path, config))
         self.engram = open_engram(weights.checkpoint.location, config, options.engram_owners, options.engram_hot_rows)
         self._sequences: dict[int, SequenceState] = {}
+        self._sampling = SamplingStates(config.vocab_size, compile_constraint)
 
     @property
     def costs(self) -> DraftCosts:
@@ -78,6 +84,7 @@ class DeepseekV41Runner:
         """Compute `step`. InvariantError if it names positions, blocks, slots or tokens that cannot be."""
         for number in step.retired:
             self._sequences.pop(number, None)
+            self._sampling.forget(number)
         tokens = [self._tokens_of(item) for item in step.items]
         for item in step.items:
             self._check(item)
@@ -87,9 +94,10 @@ class DeepseekV41Runner:
     @torch.inference_mode()
     def _compute(self, items: Sequence[StepItem], tokens: list[list[int]], states: list[SequenceState]) -> list[ItemResult]:
         reads = StepReads(self._ngrams, self.engram, tokens, [state.history for state in states])
+        choices = [None if self._speculation.is_synthetic else self._sampling.of(item) for item in items]
         drafts: list[Drafts | None] = [None] * len(items)
         if self._collectives.any(any(wants_drafts(item) for item in items)):
-            drafts = self._speculation.draft(items, [ids[-1] for ids in tokens], states)
+            drafts = self._speculation.draft(items, [ids[-1] for ids in tokens], states, choices)
         drawn = [[] if found is None else found.tokens for found in drafts]
         reads.extend(drawn)
         rows = [[*ids, *more] for ids, more in zip(tokens, drawn, strict=True)]
@@ -104,12 +112,24 @@ class DeepseekV41Runner:
         sampled = done.place[[row for part in wanted for row in part]]
         logits = iter(self._backbone.logits(done.hidden[sampled]).split([len(part) for part in wanted]) if wanted else ())
         results = [
-            self._result(item, next(logits) if item.sample else None, found) for item, found in zip(items, drafts, strict=True)
+            self._result(item, next(logits) if item.sample else None, found, choice)
+            for item, found, choice in zip(items, drafts, choices, strict=True)
         ]
+        for at, item in enumerate(items):
+            if item.scored:
+                results[at] = structs.replace(results[at], prompt_logprobs=self._scores(item, done, firsts[at]))
         self._keep(items, states, done.proposals, results)
         return results
 
-    def _result(self, item: StepItem, logits: Tensor | None, drafts: Drafts | None) -> ItemResult:
+    def _scores(self, item: StepItem, done: Pass, begin: int) -> tuple[TokenLogprobs, ...]:
+        """Log-probabilities of the item's scored tokens. `begin`: its first row of the pass."""
+
+        def logits_of(first: int, end: int) -> Tensor:
+            return self._backbone.logits(done.hidden[done.place[begin + first : begin + end]])
+
+        return score(array.array("i", item.scored), item.scored_top, logits_of)
+
+    def _result(self, item: StepItem, logits: Tensor | None, drafts: Drafts | None, choice: SamplingState | None) -> ItemResult:
         """Tokens of an item, from the logits [k + 1, vocab] of its last token and its k drafts."""
         if logits is None:
             return ItemResult(item.sequence, ())
@@ -118,13 +138,14 @@ class DeepseekV41Runner:
                 f"sequence {item.sequence}: logits are not finite; the weights hold numbers that are not (fetch them again), "
                 "or a block was read before its KV was written"
             )
-        output = self._speculation.accept(item, logits, drafts)
+        output = self._speculation.accept(item, logits, drafts, choice)
         shares = zip(logits, output, strict=False) if item.logprobs >= 0 else ()
         return ItemResult(
             item.sequence,
             tuple(output),
             tuple(token_logprobs(row, token, item.logprobs) for row, token in shares),
             len(drafts.tokens) if drafts else 0,
+            choice.finish if choice is not None else None,
         )
 
     def _keep(
@@ -141,8 +162,9 @@ class DeepseekV41Runner:
                 state.commit(proposal, at)
                 state.store(self._arena.slot(item.snapshot))
             state.commit(proposal, end)
-            if result.tokens:
-                state.last_token = result.tokens[-1]
+            if item.sample:
+                # Where nothing may follow, a step that is planned already computes what nobody reads, from any token.
+                state.last_token = result.tokens[-1] if result.tokens else 0
 
     # ------------------------------------------------------------ what a step says
 

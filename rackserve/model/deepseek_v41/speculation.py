@@ -13,6 +13,7 @@ from rackserve.model.deepseek_v41.dspark import Drafting, Drafts, DSpark
 from rackserve.model.deepseek_v41.options import RunnerOptions
 from rackserve.model.deepseek_v41.state import SequenceState
 from rackserve.model.sampler import sample
+from rackserve.model.sampling_state import SamplingState
 from rackserve.sched.draft_budget import POLICIES, UNMEASURED, DraftCosts, Drafted, acceptance
 
 
@@ -37,11 +38,26 @@ class Speculation:
         self._synthetic = SyntheticAcceptance(mean) if mean else None
         self.costs: DraftCosts = UNMEASURED
 
-    def draft(self, items: Sequence[StepItem], anchors: Sequence[int], states: Sequence[SequenceState]) -> list[Drafts | None]:
-        """The drafts to verify for each item, None where there are to be none. `anchors`: each item's last token."""
+    @property
+    def is_synthetic(self) -> bool:
+        """Whether how many drafts stand is set beforehand, so that output is not the model's."""
+        return self._synthetic is not None
+
+    def draft(
+        self,
+        items: Sequence[StepItem],
+        anchors: Sequence[int],
+        states: Sequence[SequenceState],
+        choices: Sequence[SamplingState | None],
+    ) -> list[Drafts | None]:
+        """The drafts to verify for each item, None where there are to be none. `anchors`: each item's last token.
+
+        Each choice is as it was afterwards.
+        """
         wanted = [number for number, item in enumerate(items) if wants_drafts(item)]
         requests = [
-            Drafting(states[number], anchors[number], items[number].sampling, items[number].output_index) for number in wanted
+            Drafting(states[number], anchors[number], items[number].sampling, items[number].output_index, choices[number])
+            for number in wanted
         ]
         drawn = self._dspark.draft(requests)
         limits = [min(items[number].num_draft, self._block) for number in wanted]
@@ -53,15 +69,18 @@ class Speculation:
             chosen[number] = Drafts(drafts.tokens[:count], drafts.logits[:count], drafts.confidence[:count])
         return chosen
 
-    def accept(self, item: StepItem, logits: Tensor, drafts: Drafts | None) -> list[int]:
-        """The output of an item that samples, from the logits [k + 1, vocab] at its last token and its k drafts."""
+    def accept(self, item: StepItem, logits: Tensor, drafts: Drafts | None, choice: SamplingState | None) -> list[int]:
+        """The output of an item that samples, from the logits [k + 1, vocab] at its last token and its k drafts.
+
+        `choice` takes in the tokens, and may end the output.
+        """
         if drafts is None or not drafts.tokens:
-            return [sample(logits[0], item.sampling, item.output_index)]
+            return verify(logits, [], None, item.sampling, item.output_index, choice)
         if self._synthetic is not None:
             count = self._synthetic.num_tokens(item.sequence, item.output_index, len(drafts.tokens))
             bonus = sample(logits[count - 1], item.sampling, item.output_index + count - 1)
             return [*drafts.tokens[: count - 1], bonus]
-        return verify(logits, drafts.tokens, drafts.logits, item.sampling, item.output_index)
+        return verify(logits, drafts.tokens, drafts.logits, item.sampling, item.output_index, choice)
 
 
 def wants_drafts(item: StepItem) -> bool:
