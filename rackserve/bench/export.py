@@ -25,8 +25,9 @@ def sent_sessions(sessions: Iterable[Session], records: Sequence[RequestRecord])
     plays: dict[tuple[str, int], Times] = {}
     for record in records:
         if not record.warmup:
-            session, play, stream, turn = record.id.rsplit("/", 3)
-            plays.setdefault((session, int(play)), {})[int(stream), int(turn)] = record.sent_ns, record.ended_ns
+            session, *numbers = record.id.rsplit("/", 3)
+            number, stream, turn = map(int, numbers)
+            plays.setdefault((session, number), {})[stream, turn] = record.sent_ns, record.ended_ns
     begun = {name: min(sent for sent, _ in times.values()) for name, times in plays.items()}
     first = min(begun.values(), default=0)
     made = []
