@@ -117,14 +117,14 @@ class Prefill(Message, frozen=True):
 
 
 class PrefillStarted(AttemptMessage, frozen=True):
-    """prefill -> router: the tokens that need not be computed are known now, so the booking can be put right."""
+    """prefill -> router: not as many tokens need not be computed as the placement says, so the booking is to be put right."""
 
     rank: Rank
     cached_tokens: int
 
 
 class PrefillProgressed(AttemptMessage, frozen=True):
-    """prefill -> router: `computed_tokens` more prompt tokens are done."""
+    """prefill -> router: `computed_tokens` more prompt tokens are done, but not all."""
 
     rank: Rank
     computed_tokens: int

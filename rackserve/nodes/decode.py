@@ -153,7 +153,8 @@ class DecodeNode:
         if 0 <= sequence.boundary == sequence.computed // worker.layout.block_tokens:
             sequence.stored.append((sequence.boundary, sequence.state_slot(sequence.boundary)))
             worker.commit(sequence)
-        worker.spiller.offer(sequence)
+        if sequence.lease is not None and sequence.lease.committed > request.num_tokens // worker.layout.block_tokens:
+            worker.spiller.offer(sequence)  # the prefill rank has offered what the prompt fills
         worker.ports.transport.send(ROUTER, AttemptFinished(request.id, request.attempt, worker.ranks[dp_rank]))
         del self._visits[sequence.key]
         worker.end(sequence, "done")

@@ -160,7 +160,8 @@ class PrefillNode:
             PrefillAdmitted(request.id, request.attempt, rank, request.num_tokens, errand.local, errand.fetched, waited)
         )
         cached = errand.local + errand.fetched
-        worker.ports.transport.send(ROUTER, PrefillStarted(request.id, request.attempt, rank, cached))
+        if cached != sequence.placement.cached_tokens:
+            worker.ports.transport.send(ROUTER, PrefillStarted(request.id, request.attempt, rank, cached))
         if request.max_tokens > 1:
             errand.reserve_sent = True
             decode = sequence.placement.decode.worker
@@ -228,10 +229,11 @@ class PrefillNode:
         errand = self._errands[sequence.key]
         request, rank = sequence.request, worker.ranks[sequence.dp_rank]
         worker.commit(sequence)
-        done = PrefillProgressed(request.id, request.attempt, rank, progress.num_computed)
-        worker.ports.transport.send(ROUTER, done)
         if progress.tokens or sequence.finish is not None:
             self._computed(sequence, errand, progress.tokens)
+        else:
+            done = PrefillProgressed(request.id, request.attempt, rank, progress.num_computed)
+            worker.ports.transport.send(ROUTER, done)
         self._pusher.push(sequence, errand)
         worker.on_room(sequence.dp_rank)  # siblings may have waited for these blocks
 

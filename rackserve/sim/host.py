@@ -20,6 +20,8 @@ Filter = Callable[[NodeId, NodeId, Message], list[Time]]
 HOST: NodeId = ""
 """Receiver of what the host itself does."""
 
+NEVER: Time = 1 << 62
+
 ON_TIME: list[Time] = [0]
 
 
@@ -94,23 +96,31 @@ class SimHost:
     def run(self, *, until: Time | None = None, max_events: int | None = None, done: Callable[[], bool] | None = None) -> None:
         """Handle events in time order until none is left, `until` is reached, or `done()` holds."""
         left = max_events if max_events is not None else -1
-        while self._heap and left != 0:
-            if until is not None and self._heap[0][0] > until:
-                self.now = until
+        heap, last = self._heap, until if until is not None else NEVER
+        while heap and left != 0:
+            if heap[0][0] > last:
+                self.now = last
                 return
-            self.now, _, name, life, what = heappop(self._heap)
-            if callable(what):
-                what()
-            elif self._lives.get(name) == life and name in self.nodes:
-                self.num_events += 1
-                if self.keeps_digest:
-                    self._digest.update(self._encode((self.now, name, what)))
-                self.nodes[name].handle(what)
+            self.now, _, name, life, what = heappop(heap)
+            if name:
+                if self._lives.get(name) == life:
+                    self.deliver(name, what)  # type: ignore[arg-type]
+            else:
+                what()  # type: ignore[operator]
             left -= 1
             if self.after_event is not None:
                 self.after_event()
             if done is not None and done():
                 return
+
+    def deliver(self, name: NodeId, message: Message) -> None:
+        """Have node `name` handle `message` now, if it is there: only at the end of an action, never while a node is at work."""
+        node = self.nodes.get(name)
+        if node is not None:
+            self.num_events += 1
+            if self.keeps_digest:
+                self._digest.update(self._encode((self.now, name, message)))
+            node.handle(message)
 
     @property
     def is_idle(self) -> bool:

@@ -85,7 +85,7 @@ class SimStore:
     def cancel(self, number: int) -> None:
         for transfer in self._queue:
             if transfer.number == number:
-                self._end(transfer, "cancelled")
+                self._host.post(self._name, self._host.now, self._end(transfer, "cancelled"))
                 return
 
     def _begin(self) -> None:
@@ -95,9 +95,9 @@ class SimStore:
 
     def _finish(self, transfer: Transfer) -> None:
         if self._host.life(self._name) == self._life and self._queue and self._queue[0] is transfer:
-            self._end(transfer, None)
+            self._host.deliver(self._name, self._end(transfer, None))
 
-    def _end(self, transfer: Transfer, reason: str | None) -> None:
+    def _end(self, transfer: Transfer, reason: str | None) -> TransferFinished | TransferFailed:
         was_first = self._queue[0] is transfer
         self._queue.remove(transfer)
         if reason is None and not all(self._regions.alive(copy) for copy in transfer.copies):
@@ -106,7 +106,6 @@ class SimStore:
             if self._regions.alive(copy) and (reason is None or was_first):
                 self._regions.copy(copy, len(copy.source_slots) if reason is None else len(copy.source_slots) // 2)
         number = transfer.number
-        message = TransferFinished(number) if reason is None else TransferFailed(number, reason)
-        self._host.post(self._name, self._host.now, message)
         if was_first and self._queue:
             self._begin()
+        return TransferFinished(number) if reason is None else TransferFailed(number, reason)
