@@ -7,13 +7,17 @@ from itertools import product
 
 import pytest
 import torch
+from msgspec import structs
 from torch import Tensor
 
 from rackserve.base.errors import ConfigError, InvariantError
 from rackserve.base.request import SamplingParams
+from rackserve.base.step import CONSTRAINT_DEAD_END, StepItem
 from rackserve.model import acceptance
 from rackserve.model.acceptance import SyntheticAcceptance, draw_draft, remainder, verify
 from rackserve.model.sampler import probabilities, sample
+from rackserve.model.sampling_state import SamplingState
+from tests.model.naive_sampling import compile_words, naive_law, one_of, words_of
 
 VOCAB = 4
 TARGET = torch.tensor([[0.5, -1.0, 1.2, 0.0], [2.0, 0.1, -0.3, 1.1], [-0.7, 0.9, 0.8, 0.2], [0.0, 0.3, -1.5, 1.0]])
@@ -239,3 +243,96 @@ def test_synthetic_acceptance_says_what_it_is() -> None:
     for mean in (0.99, math.nan, math.inf):
         with pytest.raises(ConfigError, match="at least 1"):
             SyntheticAcceptance(mean)
+
+
+# ---------------------------------------------------------------- with a state
+
+
+STATEFUL = [
+    SamplingParams(temperature=1.0, presence_penalty=1.0, frequency_penalty=0.5, repetition_penalty=1.3),
+    SamplingParams(temperature=1.0, top_p=0.9, bad_words=((2,), (3, 3)), logit_bias=((1, 1.0),)),
+    SamplingParams(temperature=2.0, top_k=3, constraint=one_of([2, 0, 3], [2, 3, 1], [1, 1, 1], [3, 2])),
+    SamplingParams(temperature=1.5, min_p=0.1, allowed_token_ids=(0, 2, 3), frequency_penalty=-0.8),
+    SamplingParams(temperature=1.5, min_tokens=2, constraint=one_of([2, 0, 1], [2, 3, 1], [0, 2, 2])),
+]
+STOPS = (0,)
+
+
+def drafted(
+    head: Tensor | None, num_draft: int, tokens: list[int], state: SamplingState, sampling: SamplingParams, index: int
+) -> tuple[list[int], Tensor | None]:
+    """Drafts as a draft head draws them, and the logits they were drawn from; `state` is left as it was."""
+    drafts, rows = list[int](), list[Tensor]()
+    for at in range(num_draft):
+        row = None if head is None else state.edit(head[[*tokens, *drafts][-1]])
+        if head is not None and row is None:
+            break
+        if row is not None:
+            rows.append(row.float())
+            drafts.append(draw_draft(rows[-1], sampling, index + at))
+            state.push(drafts[-1])
+        else:
+            drafts.append((index + at) % VOCAB)  # a guess that nobody drew, which may be ruled out
+    state.pop(len(rows))
+    return drafts, None if head is None else torch.stack(rows) if rows else torch.empty(0, VOCAB)
+
+
+def generate_with(head: Tensor | None, num_draft: int, length: int, sampling: SamplingParams) -> tuple[list[int], str | None]:
+    """As `generate`, by a state over the prompt [0]; ends where the state does."""
+    context = b"\0\0\0\0" if sampling.reads_prompt else b""
+    item = StepItem(1, 0, 1, b"", (), True, sampling=sampling, context=context, stop_token_ids=STOPS)
+    state, tokens = SamplingState(item, VOCAB, compile_words), [0]
+    while len(tokens) <= length and state.finish is None:
+        index = len(tokens) - 1
+        drafts, logits = drafted(head, num_draft, tokens, state, sampling, index)
+        tokens += verify(TARGET[torch.tensor([tokens[-1], *drafts])], drafts, logits, sampling, index, state)
+    return tokens[1 : length + 1], state.finish
+
+
+@pytest.mark.parametrize(("head", "num_draft"), [(None, 0), ("other", 1), ("other", 3), ("sharper", 2), (None, 2)])
+@pytest.mark.parametrize("sampling", STATEFUL)
+def test_every_prefix_follows_the_law_of_the_changed_target_within_five_sigma_and_by_chi_square(
+    sampling: SamplingParams, head: str | None, num_draft: int
+) -> None:
+    number, length = 500, 3
+    counts: Counter[tuple[int, ...]] = Counter()
+    for seed in range(number):
+        drawn = structs.replace(sampling, seed=seed)
+        tokens, _ = generate_with(None if head is None else HEADS[head], num_draft, length, drawn)
+        counts.update(tuple(tokens[:end]) for end in range(1, len(tokens) + 1))
+    for end in range(1, length + 1):
+        cells = []
+        for prefix in product(range(VOCAB), repeat=end):
+            rows = [TARGET[before].tolist() for before in (0, *prefix)]
+            share = math.prod(naive_law(rows[at], sampling, (0,), prefix[:at], STOPS)[token] for at, token in enumerate(prefix))
+            assert abs(counts[prefix] - number * share) <= 5 * math.sqrt(number * share * (1 - share)) + 1e-9, prefix
+            if number * share >= 5:
+                cells.append((counts[prefix], number * share))
+        assert sum((count - expected) ** 2 / expected for count, expected in cells) <= chi_square_bound(len(cells))
+
+
+@pytest.mark.parametrize("num_draft", range(5))
+@pytest.mark.parametrize("sampling", STATEFUL)
+def test_greedy_output_with_a_state_equals_that_without_drafts(sampling: SamplingParams, num_draft: int) -> None:
+    greedy = structs.replace(sampling, temperature=0.0)
+    plain = generate_with(None, 0, 9, greedy)
+    for head in (TARGET, HEADS["other"], -TARGET, None):
+        assert generate_with(head, num_draft, 9, greedy) == plain
+    if sampling.constraint is not None:
+        assert plain[0] in words_of(sampling.constraint) and plain[1] == "stop"
+
+
+@pytest.mark.parametrize("num_draft", range(4))
+def test_an_illegal_draft_is_never_accepted_and_output_ends_with_the_constraint(num_draft: int) -> None:
+    words = [[2, 0, 3], [2, 3, 1], [3, 2]]
+    for seed in range(40):
+        sampling = SamplingParams(temperature=2.0, seed=seed, constraint=one_of(*words))
+        for head in (HEADS["disjoint"], None):
+            tokens, finish = generate_with(head, num_draft, 9, sampling)
+            assert tokens in words and finish == "stop"
+
+
+def test_a_dead_end_leaves_the_tokens_before_it() -> None:
+    sampling = SamplingParams(constraint=one_of([2, 0, 3]), allowed_token_ids=(0, 2))
+    assert generate_with(None, 0, 9, sampling) == ([2, 0], CONSTRAINT_DEAD_END)
+    assert generate_with(TARGET, 3, 9, sampling) == ([2, 0], CONSTRAINT_DEAD_END)

@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from rackserve.base.errors import InvariantError
 from rackserve.base.request import SamplingParams
-from rackserve.model.sampler import draw_token, probabilities, sample, token_logprobs
+from rackserve.model.sampler import SCORED_ROWS, draw_token, probabilities, sample, score, token_logprobs
 
 LOGITS = torch.tensor([2.0, -1.0, 0.5, 1.5, -30.0])
 
@@ -36,6 +37,10 @@ def test_temperature_zero_takes_the_likeliest_and_the_lowest_id_among_equals() -
         (SamplingParams(temperature=1.0, top_p=0.01), [0]),
         (SamplingParams(temperature=2.0, top_k=3, top_p=0.99), [0, 2, 3]),
         (SamplingParams(temperature=1.0, top_k=1), [0]),
+        (SamplingParams(temperature=1.0, min_p=0.2), [0, 2, 3]),
+        (SamplingParams(temperature=0.5, min_p=0.2), [0, 3]),  # shares are those at the temperature
+        (SamplingParams(temperature=2.0, min_p=0.2, top_k=3, top_p=0.7), [0, 3]),
+        (SamplingParams(temperature=1.0, min_p=1.0), [0]),
     ],
 )
 def test_draws_follow_the_law_within_five_sigma(sampling: SamplingParams, kept: list[int]) -> None:
@@ -95,3 +100,28 @@ def test_draws_for_different_purposes_are_independent() -> None:
     shares = law(LOGITS, 2.0, [0, 1, 2, 3])
     same = sum(share**2 for share in shares.values())
     assert abs(sum(a == b for a, b in pairs) - 2000 * same) <= 5 * math.sqrt(2000 * same * (1 - same))
+
+
+def test_what_is_ruled_out_is_never_drawn() -> None:
+    logits = torch.tensor([2.0, -math.inf, 0.5, -math.inf, 1.0])
+    for sampling in (SamplingParams(temperature=2.0), SamplingParams(temperature=2.0, top_k=4), SamplingParams(min_p=0.01)):
+        assert {sample(logits, sampling, index) for index in range(200)} <= {0, 2, 4}
+
+
+@pytest.mark.parametrize("number", [0, 1, 64, 65, 200])
+def test_a_prompt_is_scored_in_slices_with_the_values_of_single_rows(number: int) -> None:
+    logits = torch.randn(200, 7, generator=torch.Generator().manual_seed(1))
+    tokens, asked = [at % 7 for at in range(number)], list[int]()
+
+    def rows(first: int, end: int) -> Tensor:
+        asked.append(end - first)
+        return logits[first:end]
+
+    found = score(tokens, 2, rows)
+    assert found == tuple(token_logprobs(logits[at], token, 2) for at, token in enumerate(tokens))
+    assert max(asked, default=0) <= SCORED_ROWS and sum(asked) == number
+
+
+def test_a_prompt_with_logits_that_are_not_finite_is_not_scored() -> None:
+    with pytest.raises(InvariantError, match="not finite"):
+        score([1], 0, lambda first, end: torch.full((1, 3), math.nan))
