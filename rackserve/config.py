@@ -48,6 +48,21 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         require_range("server", self, ("grace",), 0, MAX_SECONDS)
 
 
+class SecurityConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Who may ask. See SECURITY.md.
+
+    key_file      TOML file of keys, see `rackserve key`; empty: only the key in RACKSERVE_API_KEY, if there is one
+    hosts         further names under which clients address the server
+    open_metrics  /metrics needs no key
+    keyless       without any key, listen on other addresses than loopback all the same
+    """
+
+    key_file: str = ""
+    hosts: tuple[str, ...] = ()
+    open_metrics: bool = False
+    keyless: bool = False
+
+
 class Settings(RackConfig, frozen=True, forbid_unknown_fields=True):
     """Everything a command can be told, in sections: those of the rack (see `RackConfig`), the model, server and supervisor.
 
@@ -56,6 +71,7 @@ class Settings(RackConfig, frozen=True, forbid_unknown_fields=True):
 
     runner: RunnerSpec = RunnerSpec(kind="llama")
     server: ServerConfig = ServerConfig()
+    security: SecurityConfig = SecurityConfig()
     limits: Limits = Limits()
     supervisor: SupervisorConfig = SupervisorConfig()
     seed: int = 42

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,9 @@ import msgspec
 
 from rackserve.api.factory import RequestFactory
 from rackserve.api.gateway import Gateway
+from rackserve.api.guard import LOOPBACK, Guard, Sessions
 from rackserve.api.http import create_app
+from rackserve.api.keys import KeyRing
 from rackserve.api.metrics import Metrics
 from rackserve.api.server import listen, serve
 from rackserve.api.state import ServerState
@@ -33,6 +36,8 @@ from rackserve.text.numbers import NumberTokenizer
 from rackserve.text.tokenizer import Tokenizer, Vocabulary
 
 API: NodeId = "api"
+
+KEY_VARIABLE = "RACKSERVE_API_KEY"
 
 
 class Tap(Protocol):
@@ -117,6 +122,7 @@ async def open_server(settings: Settings, sinks: Sequence[Sink] = (), tap: Tap |
     Left in good order, open answers get `server.grace` seconds to end; left by an exception, they end with an error at once.
     `sinks` get every recorded event, `tap` every request and its output.
     """
+    keys = open_keys(settings)
     listener = listen(settings.server.host, settings.server.port)
     try:
         ranks = settings.topology.ranks("prefill") + settings.topology.ranks("decode")
@@ -147,7 +153,9 @@ async def open_server(settings: Settings, sinks: Sequence[Sink] = (), tap: Tap |
                 vocab_size=served.vocab_size,
                 limits=settings.limits,
             )
+            sessions = Sessions()
             app = create_app(gateway, factory, metrics, state)
+            guarded = Guard(app, keys, sessions, hosts=_hosts(settings), open_metrics=settings.security.open_metrics)
             state.ready = _can_serve(rack.status())
             stop = asyncio.Event()
 
@@ -155,7 +163,7 @@ async def open_server(settings: Settings, sinks: Sequence[Sink] = (), tap: Tap |
                 await rack.drain(settings.server.grace)
 
             running = asyncio.create_task(
-                serve(app, listener, gateway=gateway, state=state, stop=stop, grace_s=settings.server.grace, drain=drain)
+                serve(guarded, listener, gateway=gateway, state=state, stop=stop, grace_s=settings.server.grace, drain=drain)
             )
             running.add_done_callback(lambda _: stop.set())
             host, port = listener.getsockname()[:2]
@@ -171,6 +179,26 @@ async def open_server(settings: Settings, sinks: Sequence[Sink] = (), tap: Tap |
                 raise
     finally:
         listener.close()
+
+
+def open_keys(settings: Settings) -> KeyRing:
+    """The keys of a server. Raises ConfigError if it has none and others than this machine could reach it."""
+    keys = KeyRing.open(settings.security.key_file, os.environ.get(KEY_VARIABLE, ""))
+    host = settings.server.host
+    if not keys and host not in LOOPBACK and not settings.security.keyless:
+        raise ConfigError(
+            f"server.host is {host} and there is no API key: anyone who reaches this address could use the rack. Set "
+            f"{KEY_VARIABLE} or security.key_file (`rackserve key` makes one), or security.keyless=true if that is meant"
+        )
+    return keys
+
+
+def _hosts(settings: Settings) -> frozenset[str]:
+    """Names under which the server may be addressed: on loopback only its own, elsewhere any unless some are given."""
+    given = {name.lower() for name in settings.security.hosts}
+    if settings.server.host in LOOPBACK:
+        return frozenset({*LOOPBACK, *given})
+    return frozenset({settings.server.host.lower(), *LOOPBACK, *given}) if given else frozenset()
 
 
 def _can_serve(ranks: Sequence[RankStatus]) -> bool:

@@ -13,13 +13,13 @@ import pytest
 from rackserve.api.server import listen
 from rackserve.base.errors import ConfigError, FileFormatError
 from rackserve.base.topology import Topology
-from rackserve.config import ServerConfig, Settings
+from rackserve.config import SecurityConfig, ServerConfig, Settings
 from rackserve.digest_model import cold_output, digest_layout
 from rackserve.live.recorder import Recorded
 from rackserve.live.runner import RunnerSpec, layout_of
 from rackserve.live.supervisor import RankStatus
 from rackserve.model.files import GOLDEN_FOLDER
-from rackserve.serving import OpenServer, _can_serve, describe_model, health_of, open_server
+from rackserve.serving import KEY_VARIABLE, OpenServer, _can_serve, describe_model, health_of, open_keys, open_server
 from rackserve.text.deepseek_tokenizer import complete
 from rackserve.text.dsml import DsmlTemplate
 from rackserve.text.tokenizer import pack, unpack
@@ -214,3 +214,35 @@ def test_a_server_that_cannot_start_gives_its_port_back(tokenizer: str) -> None:
 def test_an_age_without_a_beginning_is_null() -> None:
     status = RankStatus("prefill0", "prefill", "up", 7, 1, 0, 0.12345, -1.0, 3)
     assert (health_of(status)["beat_age"], health_of(status)["step_age"], health_of(status)["pid"]) == (0.123, None, 7)
+
+
+# ---------------------------------------------------------------- who may ask
+
+
+def test_a_server_that_others_can_reach_needs_a_key(tokenizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(KEY_VARIABLE, raising=False)
+    with pytest.raises(ConfigError, match=KEY_VARIABLE):
+        open_keys(settings(tokenizer, host="0.0.0.0"))
+    assert not open_keys(settings(tokenizer))
+    keyless = msgspec.structs.replace(settings(tokenizer, host="0.0.0.0"), security=SecurityConfig(keyless=True))
+    assert not open_keys(keyless)
+    monkeypatch.setenv(KEY_VARIABLE, "k")
+    assert open_keys(settings(tokenizer, host="0.0.0.0")).find("k") is not None
+
+
+def test_the_key_is_asked_for_over_http_and_other_host_names_are_refused(
+    tokenizer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(KEY_VARIABLE, "k")
+
+    async def scene() -> list[int]:
+        async with open_server(settings(tokenizer)) as server, httpx.AsyncClient(base_url=server.url) as client:
+            answers = [
+                await client.get("/v1/models"),
+                await client.get("/v1/models", headers={"x-api-key": "k"}),
+                await client.get("/health"),
+                await client.get("/health", headers={"host": "evil"}),
+            ]
+            return [answer.status_code for answer in answers]
+
+    assert asyncio.run(scene()) == [401, 200, 200, 421]

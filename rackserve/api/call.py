@@ -12,9 +12,16 @@ from rackserve.text.answers import AnswerParser
 
 
 class Caller(msgspec.Struct, frozen=True):
-    """Who sent a request, as far as the server has made sure. `tenant`: shares no cache with others; empty: the only one."""
+    """Who sent a request, as far as the server has made sure.
+
+    tenant  shares no cache with others; empty: the only one
+    admin   may use admin routes
+    key     name of the key that was used, for logs
+    """
 
     tenant: str = ""
+    admin: bool = False
+    key: str = ""
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):

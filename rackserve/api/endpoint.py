@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from rackserve.api.answer import Delta, choice, merge
 from rackserve.api.ask import Ask
-from rackserve.api.call import Call, Caller
+from rackserve.api.call import Call
 from rackserve.api.desk import Desk
 from rackserve.api.dialects.dialect import Dialect, Reply
 from rackserve.api.errors import error_headers, failure
@@ -120,7 +120,8 @@ class GenerationEndpoint(Endpoint):
 
     async def _prepare(self, exchange: Exchange, raw: bytes) -> Call:
         service, headers = self.service, dict(exchange.headers)
-        return await service.desk.run(lambda: service.factory.prepare(self._dialect.parse(raw, headers), Caller()))
+        caller = exchange.caller
+        return await service.desk.run(lambda: service.factory.prepare(self._dialect.parse(raw, headers), caller))
 
     async def _generate(self, exchange: Exchange, call: Call, reply: Reply) -> None:
         gateway, tokenizer, gap = self.service.gateway, self.service.factory.tokenizer, self.service.metrics.tokens_arrived

@@ -9,6 +9,7 @@ from typing import Any
 from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope, Send
 
+from rackserve.api.call import Caller
 from rackserve.api.dialects.dialect import Event
 from rackserve.api.limits import Limits
 from rackserve.base.errors import RequestError
@@ -22,12 +23,13 @@ class ClientGone(Exception):
 
 
 class Exchange:
-    """`started`: the status line is out, so a failure can only be told inside the stream."""
+    """`started`: the status line is out, so a failure can only be told inside the stream. `caller`: whom the guard let in."""
 
-    __slots__ = ("_limits", "_receive", "_send", "headers", "started")
+    __slots__ = ("_limits", "_receive", "_send", "caller", "headers", "started")
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, limits: Limits) -> None:
         self.headers = Headers(scope=scope)
+        self.caller: Caller = scope.get("caller") or Caller()
         self.started = False
         self._receive = receive
         self._send = send

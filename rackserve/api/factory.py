@@ -10,6 +10,7 @@ import msgspec
 
 from rackserve.api.ask import Ask, Conversation
 from rackserve.api.call import Call, Caller
+from rackserve.api.keys import salt_of
 from rackserve.api.limits import Limits
 from rackserve.base.errors import RequestError
 from rackserve.base.keys import TOKEN_BYTES, CacheNamespace, extend_chain
@@ -26,12 +27,23 @@ _PREFIXES = {"completion": "cmpl-", "chat": "chatcmpl-", "response": "resp_", "m
 class RequestFactory:
     """Builds `Call`s for one served model. Holds no state between calls; safe to use from several threads.
 
-    namespace      names the KV of the model; a client's `cache_salt` becomes its tenant salt
+    namespace      names the KV of the model; the tenant salt in it is replaced for each request
     max_model_len  positions in the context: prompt and output together
     vocab_size     ids the model knows (it may know more than the tokenizer)
+    secret         what cache salts are derived with; empty: a fresh one, as caches end with the server
     """
 
-    __slots__ = ("_eos_ids", "_namespace", "_template", "_vocab_size", "limits", "max_model_len", "models", "tokenizer")
+    __slots__ = (
+        "_eos_ids",
+        "_namespace",
+        "_secret",
+        "_template",
+        "_vocab_size",
+        "limits",
+        "max_model_len",
+        "models",
+        "tokenizer",
+    )
 
     def __init__(
         self,
@@ -44,12 +56,14 @@ class RequestFactory:
         eos_ids: tuple[int, ...] | None = None,
         vocab_size: int | None = None,
         limits: Limits | None = None,
+        secret: bytes = b"",
     ) -> None:
         self.tokenizer = tokenizer
         self.max_model_len = max_model_len
         self.models = models
         self.limits = limits or Limits()
         self._namespace = namespace
+        self._secret = secret or secrets.token_bytes(32)
         self._template = template
         self._eos_ids = tokenizer.eos_ids if eos_ids is None else eos_ids
         self._vocab_size = tokenizer.vocab_size if vocab_size is None else vocab_size
@@ -118,7 +132,7 @@ class RequestFactory:
         name = f"{_PREFIXES[ask.kind]}{uuid.uuid4().hex}"
         rooms = [self._room(len(tokens) // TOKEN_BYTES, ask.field) for tokens in prompts]
         wanted = ask.max_tokens
-        salt = ask.cache_salt or caller.tenant or self._namespace.tenant_salt
+        salt = salt_of(self._secret, caller.tenant, ask.cache_salt)
         namespace = msgspec.structs.replace(self._namespace, tenant_salt=salt)
         root = namespace.root()
         sampling = _sampling(ask)

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 import uvicorn
-from starlette.applications import Starlette
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from rackserve.base.errors import ResourceError
@@ -99,7 +99,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 async def serve(
-    app: Starlette,
+    app: ASGIApp,
     listener: socket.socket,
     *,
     gateway: OpenAnswers,
@@ -119,6 +119,7 @@ async def serve(
         limit_concurrency=_connection_limit(),
         access_log=False,
         log_level="warning",
+        h11_max_incomplete_event_size=64 << 10,
         lifespan="on",
         timeout_graceful_shutdown=5,
         server_header=False,

@@ -119,7 +119,7 @@ class ScriptedFrontend:
 
 
 def factory(**settings: Any) -> RequestFactory:
-    settings = {"max_model_len": 256, "models": ("tiny",), "template": ChatTemplate(CHATML), **settings}
+    settings = {"max_model_len": 256, "models": ("tiny",), "template": ChatTemplate(CHATML), "secret": b"s", **settings}
     return RequestFactory(small_tokenizer(), NAMESPACE, **settings)
 
 

@@ -1,0 +1,140 @@
+"""The door: every request passes here first. What is not in the short list of open paths needs a key."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Mapping
+from http.cookies import CookieError, SimpleCookie
+from urllib.parse import urlsplit
+
+import msgspec
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from rackserve.api.call import Caller
+from rackserve.api.dialects.message_reply import message_error
+from rackserve.api.errors import error_body, error_headers
+from rackserve.api.keys import KeyRing, key_in
+from rackserve.base.errors import RequestError
+
+OPEN = frozenset({("GET", "/health"), ("GET", "/live"), ("GET", "/ready"), ("POST", "/login")})
+"""All that needs no key: whether the server lives, and the form that asks for one. Anything new needs a key."""
+
+ADMIN = "/admin/"
+COOKIE = "rackserve_session"
+SESSION_S = 12 * 3600.0
+MAX_SESSIONS = 1000
+MAX_HEADERS = 100
+MAX_HEADER_BYTES = 32 << 10
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+class Sessions:
+    """Browsers that gave a key: it is kept here under a random name, so that no page ever holds it. Bounded, and ends."""
+
+    __slots__ = ("_known",)
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[str, tuple[float, Caller]] = OrderedDict()
+
+    def begin(self, caller: Caller) -> str:
+        """The value of the cookie of a new session."""
+        while len(self._known) >= MAX_SESSIONS:
+            self._known.popitem(last=False)
+        name = secrets.token_urlsafe(32)
+        self._known[name] = (time.monotonic() + SESSION_S, caller)
+        return name
+
+    def find(self, headers: Mapping[str, str]) -> Caller | None:
+        """The caller of the session that the request's cookie names."""
+        try:
+            cookie = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
+        except CookieError:
+            return None
+        end, caller = self._known.get(cookie.value if cookie else "", (0.0, None))
+        return caller if time.monotonic() < end else None
+
+
+class Guard:
+    """Wraps the application. Puts the `Caller` into the scope of what it lets through.
+
+    hosts         names under which the server may be addressed; empty: any. Others are refused, as a page of another site
+                  whose name was made to point here would be
+    open_metrics  /metrics needs no key
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        keys: KeyRing,
+        sessions: Sessions,
+        *,
+        hosts: frozenset[str] = frozenset(),
+        open_metrics: bool = False,
+    ) -> None:
+        self._app = app
+        self._keys = keys
+        self._sessions = sessions
+        self._hosts = hosts
+        self._open = OPEN | ({("GET", "/metrics")} if open_metrics else frozenset())
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            try:
+                scope["caller"] = self._admit(scope)
+            except RequestError as error:
+                await _refuse(scope["path"], error, send)
+                return
+        elif scope["type"] != "lifespan":
+            return
+        await self._app(scope, receive, send)
+
+    def _admit(self, scope: Scope) -> Caller:
+        """Whoever asks. Raises RequestError: 400, 401, 403, 421, 431."""
+        raw = scope["headers"]
+        if len(raw) > MAX_HEADERS or sum(len(name) + len(value) for name, value in raw) > MAX_HEADER_BYTES:
+            text = f"more than {MAX_HEADERS} headers or {MAX_HEADER_BYTES} bytes of them"
+            raise RequestError(text, code="headers_too_large", status=431)
+        headers = Headers(scope=scope)
+        self._check_origin(headers)
+        method, path = scope["method"], scope["path"]
+        if (("GET" if method == "HEAD" else method), path) in self._open:
+            return Caller()
+        if not self._keys:
+            return Caller(admin=True)
+        key = key_in(headers)
+        caller = self._keys.find(key) if key else self._sessions.find(headers)
+        if caller is None:
+            text = "the API key is not known here" if key else "an API key is needed: Authorization: Bearer KEY, or x-api-key"
+            raise RequestError(text, code="invalid_api_key", status=401)
+        if path.startswith(ADMIN) and not caller.admin:
+            raise RequestError("this key may not use admin routes", code="forbidden", status=403)
+        return caller
+
+    def _check_origin(self, headers: Headers) -> None:
+        host = headers.get("host", "")
+        if self._hosts and _hostname(host) not in self._hosts:
+            text = f"the server is not known as {host[:100]!r}; name it in security.hosts"
+            raise RequestError(text, code="wrong_host", status=421)
+        origin = headers.get("origin")
+        if origin is not None and urlsplit(origin).netloc.lower() != host.lower():
+            raise RequestError("requests from pages of other sites are refused", code="cross_origin", status=403)
+
+
+def _hostname(host: str) -> str:
+    """`host` without its port."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0].lower()
+    return host.rpartition(":")[0].lower() if ":" in host else host.lower()
+
+
+async def _refuse(path: str, error: RequestError, send: Send) -> None:
+    body = msgspec.json.encode(message_error(error)) if path.startswith("/v1/messages") else error_body(error)
+    headers = {**error_headers(error), "content-length": str(len(body)), "connection": "close"}
+    if error.status == 401:
+        headers["www-authenticate"] = "Bearer"
+    raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": error.status, "headers": raw})
+    await send({"type": "http.response.body", "body": body})
