@@ -2,8 +2,9 @@
 
 A published run is measured for an hour, in which contexts grow; a simulated rack takes minutes to show what it does at any
 moment of that hour. Until the moment of joining every request of the plan takes as long as it is told, without a rack. Then the
-rack is sent the last prompt of each conversation that goes on, the one that ended first before the others, so that its
-caches hold what they would; and from there on the plan goes on with the rack's own times.
+rack is sent the last prompt of each conversation, the one that was answered first before the others, so that its caches hold
+what they would; and from there on the plan goes on with the rack's own times. Conversations that were over `KEPT_NS` before
+are left out: no live one pauses for longer, so that theirs is what caches part with first.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ import msgspec
 
 from rackserve.base.errors import ConfigError, InvariantError
 from rackserve.base.units import Time
-from rackserve.bench.plan import Plan, RequestKey, Send
+from rackserve.bench.plan import IdleCaps, Plan, RequestKey, Send
+
+KEPT_NS: Time = IdleCaps().tree_ns
 
 
 class Midway:
@@ -64,7 +67,8 @@ class Midway:
     def start(self, now: Time) -> None:
         """Run ahead to the moment of joining, then prime."""
         last = self._run_ahead()
-        primers = sorted(last.values(), key=lambda ended: ended[0])
+        kept = (ended for ended in last.values() if not ended[1].last or ended[0] + KEPT_NS >= self._joined)
+        primers = sorted(kept, key=lambda ended: ended[0])
         self._since = now
         self._fresh = [
             msgspec.structs.replace(
@@ -117,7 +121,7 @@ class Midway:
         self._again.clear()
 
     def _run_ahead(self) -> dict[tuple[str, int], tuple[Time, Send]]:
-        """Go on without a rack until the moment of joining; when each live conversation's last request ended, and which."""
+        """Go on without a rack until the moment of joining; when each conversation's last request ended, and which."""
         plan = self._plan
         last: dict[tuple[str, int], tuple[Time, Send]] = {}
         flying: list[tuple[Time, int, Send]] = []
@@ -132,11 +136,7 @@ class Midway:
             now = moment
             if flying and flying[0][0] <= now:
                 _, _, send = heapq.heappop(flying)
-                stream = (send.key.tree, send.key.stream)
-                if send.last:
-                    last.pop(stream, None)
-                else:
-                    last[stream] = now, send
+                last[send.key.tree, send.key.stream] = now, send
                 plan.on_finished(send.key, now)
                 continue
             for send in plan.take_due(now):

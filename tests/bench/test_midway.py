@@ -63,16 +63,23 @@ def primers(plan: Plan, now: Time = 0) -> list[Send]:
     return plan.take_due(now)
 
 
-def test_each_conversation_that_goes_on_is_primed_with_its_last_prompt_the_oldest_first() -> None:
+def test_each_conversation_is_primed_with_its_last_prompt_the_oldest_first() -> None:
     plan = Midway(replay(), to_ns(19), answer_ns)
     sends = primers(plan)
-    assert [str(send.key) for send in sends] == ["s1/0/0/2", "s0/0/0/3"]  # their subagents are over
-    assert all(send.warmup and not send.last and send.request.output_tokens == 1 for send in sends)
+    assert [str(send.key) for send in sends] == ["s0/0/1/1", "s1/0/1/1", "s1/0/0/2", "s0/0/0/3"]
+    assert all(send.warmup and send.request.output_tokens == 1 for send in sends)
     assert plan.measured_from_ns is None
     assert plan.next_due is None
     for send in sends:
         plan.on_finished(send.key, to_ns(5))
     assert plan.measured_from_ns == to_ns(5)
+
+
+def test_conversations_that_were_over_for_longer_than_any_pause_are_not_primed() -> None:
+    plan = Midway(Replay(long_sessions(1), 1, recycle=True), to_ns(10 + 300 + 2), answer_ns)
+    assert [send.key.tree for send in primers(plan)] == ["s0/0", "s0/1", "s0/1"]
+    plan = Midway(Replay(long_sessions(1), 1, recycle=True), to_ns(9 + 300), answer_ns)
+    assert [send.key.tree for send in primers(plan)] == ["s0/0", "s0/0", "s0/1", "s0/1"]
 
 
 def test_what_was_in_flight_is_sent_again_at_once_and_in_full() -> None:
@@ -98,7 +105,10 @@ def test_a_root_prompt_that_fails_ends_the_run_and_another_does_not() -> None:
     plan = Midway(replay(), to_ns(19), answer_ns)
     first, *others = primers(plan)
     plan.on_failed(first.key, 5)
-    assert "s1/0/0/2 failed" in plan.aborted
+    assert not plan.aborted
+    second = others.pop()
+    plan.on_failed(second.key, 5)
+    assert f"{second.key} failed" in plan.aborted
     for send in others:
         plan.on_failed(send.key, 6)
     assert plan.done
@@ -106,7 +116,7 @@ def test_a_root_prompt_that_fails_ends_the_run_and_another_does_not() -> None:
 
 
 def test_a_plan_without_sessions_left_is_over_at_once() -> None:
-    plan = Midway(Replay([session("a", request(0, 1))], 1), to_ns(50), answer_ns)
+    plan = Midway(Replay([session("a", request(0, 1))], 1), to_ns(400), answer_ns)
     plan.start(0)
     assert plan.done
     assert plan.take_due(0) == []
