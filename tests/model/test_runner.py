@@ -16,6 +16,7 @@ from rackserve.model.layout import KvDtype, kv_layout
 from rackserve.model.llama import LlamaWeights, load_weights
 from rackserve.model.products import Mode, Products
 from rackserve.model.runner import LlamaRunner
+from rackserve.model.sampling_state import Compile
 from tests.model import libraries
 
 BLOCK_TOKENS = 4
@@ -34,11 +35,13 @@ class Rank:
         dtype: KvDtype = "bf16",
         num_blocks: int = NUM_BLOCKS,
         block_tokens: int = BLOCK_TOKENS,
+        compile_constraint: Compile | None = None,
     ) -> None:
         self.block_tokens = block_tokens
         self.block_bytes = kv_layout(files.config, block_tokens, dtype).block_bytes
         self.memory = bytearray(b"\xff" * (num_blocks * self.block_bytes))
-        self.runner = LlamaRunner(files, memoryview(self.memory), num_blocks, block_tokens, dtype, weights)
+        memory = memoryview(self.memory)
+        self.runner = LlamaRunner(files, memory, num_blocks, block_tokens, dtype, weights, compile_constraint)
         self.free = [at * 27 % num_blocks for at in range(num_blocks)]  # 27 shares no factor with 400 or 80
         self.tables: dict[int, list[int]] = {}
 
