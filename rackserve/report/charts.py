@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
+from itertools import pairwise
 from math import isfinite
 
 import msgspec
@@ -23,6 +24,11 @@ from rackserve.report.plots import (
     ticks,
 )
 
+SHAPES = (
+    ("●", ""), ("■", "m-4.5 -4.5h9v9h-9"), ("◆", "m0 -6l6 6l-6 6l-6 -6"), ("▲", "m0 -6l5.5 9.5h-11"),
+    ("▼", "m0 6l5.5 -9.5h-11"),
+)  # fmt: skip
+"""Marks as a letter for legends and as a path around the point; the first is a circle."""
 LEVELS = 8
 """Shades of a heat map, besides none."""
 MAX_NUMBERED = 24
@@ -30,19 +36,26 @@ MAX_NUMBERED = 24
 
 
 class Mark(msgspec.Struct, frozen=True):
-    """One point of a series: `tip` is what a reader sees who points at it, `label` what stands beside it."""
+    """One point of a series: `tip` is what a reader sees who points at it, `label` what stands beside it.
+
+    shape    index into `SHAPES`, so that configurations differ without colour too
+    x_range, y_range   where it may lie, drawn as whiskers
+    """
 
     x: float
     y: float
     tip: str
     label: str = ""
     hollow: bool = False
+    shape: int = 0
+    x_range: tuple[float, float] | None = None
+    y_range: tuple[float, float] | None = None
 
 
 class Series(msgspec.Struct, frozen=True):
     """Marks of one colour, lines through (x, y) pairs, and a band of (x, low, high); a high of infinity reaches the top.
 
-    `dashes` picks the kind of line, so that lines differ without colour too.
+    assumed   a stretch that no point bounds, drawn thin and dotted
     """
 
     name: str
@@ -50,7 +63,7 @@ class Series(msgspec.Struct, frozen=True):
     marks: tuple[Mark, ...] = ()
     line: tuple[tuple[float, float], ...] = ()
     band: tuple[tuple[float, float, float], ...] = ()
-    dashes: int = 0
+    assumed: tuple[tuple[float, float], ...] = ()
 
 
 def curve_chart(
@@ -64,8 +77,10 @@ def curve_chart(
     top: float | None = None,
 ) -> str:
     """Series on common axes; x begins at 0, y too if `from_zero` and linear. `top`: where y ends, if not by the data."""
-    xs = [mark.x for one in series for mark in one.marks] + [x for one in series for x, _ in one.line]
+    xs = [mark.x for one in series for mark in one.marks] + [x for one in series for x, _ in one.line + one.assumed]
+    xs += [mark.x_range[1] for one in series for mark in one.marks if mark.x_range]
     ys = [mark.y for one in series for mark in one.marks] + [y for one in series for _, y in one.line]
+    ys += [value for one in series for mark in one.marks if mark.y_range for value in mark.y_range]
     ys += [value for one in series for _, low, high in one.band for value in (low, high) if isfinite(value)]
     ys = [y for y in ys if y > 0] if log_y else ys
     if not xs or not ys:
@@ -76,19 +91,36 @@ def curve_chart(
     for one in series:
         _draw_band(frame, one)
     for one in series:
-        if len(one.line) > 1:
-            path = "L".join(f"{frame.x(x)} {frame.y(y)}" for x, y in one.line)
-            dashes = f" d{one.dashes % 4}" if one.dashes else ""
-            frame.parts.append(f'<path class="curve s{one.colour % 6}{dashes}" d="M{path}"/>')
+        for stretch, look in ((one.assumed, " assumed"), (one.line, "")):
+            if len(stretch) > 1:
+                path = "L".join(f"{frame.x(x)} {frame.y(y)}" for x, y in stretch)
+                frame.parts.append(f'<path class="curve s{one.colour % 6}{look}" d="M{path}"/>')
     for one in series:
         for mark in one.marks:
-            hollow = " hollow" if mark.hollow else ""
-            frame.parts.append(
-                f'<circle class="dot s{one.colour % 6}{hollow}" cx="{frame.x(mark.x)}" cy="{frame.y(mark.y)}" r="5">'
-                f"<title>{escape(mark.tip)}</title></circle>"
-            )
+            frame.parts += _whiskers(frame, mark, one.colour)
+    for one in series:
+        frame.parts += [_draw_mark(frame, mark, one.colour) for mark in one.marks]
     _draw_labels(frame, series)
     return frame.svg(title)
+
+
+def _whiskers(frame: Frame, mark: Mark, colour: int) -> list[str]:
+    look, drawn, x, y = f'class="whisker s{colour % 6}"', [], frame.x(mark.x), frame.y(mark.y)
+    if mark.x_range is not None:
+        low, high = (frame.x(value) for value in mark.x_range)
+        drawn.append(f'<path {look} d="M{low} {y}H{high}"/>')
+    if mark.y_range is not None:
+        low, high = (frame.y(min(frame.y1, max(frame.y0, value))) for value in mark.y_range)
+        drawn.append(f'<path {look} d="M{x} {low}V{high}"/>')
+    return drawn
+
+
+def _draw_mark(frame: Frame, mark: Mark, colour: int) -> str:
+    x, y, look = frame.x(mark.x), frame.y(mark.y), f"dot s{colour % 6}" + (" hollow" if mark.hollow else "")
+    shape, tip = SHAPES[mark.shape % len(SHAPES)][1], f"<title>{escape(mark.tip)}</title>"
+    if not shape:
+        return f'<circle class="{look}" cx="{x}" cy="{y}" r="5">{tip}</circle>'
+    return f'<path class="{look}" d="M{x} {y}{shape}Z">{tip}</path>'
 
 
 def _draw_band(frame: Frame, one: Series) -> None:
@@ -101,9 +133,18 @@ def _draw_band(frame: Frame, one: Series) -> None:
 
 
 def _draw_labels(frame: Frame, series: Sequence[Series]) -> None:
-    """Names of series at their highest marks, then labels of marks, where no other label or mark is; else not at all."""
+    """Names of series at their highest marks, then labels of marks, where no other label, mark or line is; else not at all.
+
+    So a label stands beside nothing but what it names.
+    """
     marks = [(frame.x(mark.x), frame.y(mark.y)) for one in series for mark in one.marks]
     taken = [(x - 6, x + 6, y - 6, y + 6) for x, y in marks]
+    for one in series:
+        for (x1, y1), (x2, y2) in pairwise((frame.x(x), frame.y(y)) for x, y in one.line):
+            steps = 1 + int(max(abs(x2 - x1), abs(y2 - y1)) // 4)
+            for n in range(steps + 1):
+                x, y = x1 + (x2 - x1) * n / steps, y1 + (y2 - y1) * n / steps
+                taken.append((x - 2, x + 2, y - 2, y + 2))
     wanted = []
     for one in series:
         if one.marks:
@@ -115,7 +156,7 @@ def _draw_labels(frame: Frame, series: Sequence[Series]) -> None:
         size, x, y = LETTER * len(text) * (0.9 if rank else 1), frame.x(mark.x), frame.y(mark.y)
         for anchor, left, base in (
             ("start", x + 9, y - 5), ("start", x + 9, y + 14), ("end", x - 9 - size, y + 14), ("end", x - 9 - size, y - 5),
-            ("start", x + 9, y - 19), ("start", x + 9, y + 28), ("end", x - 9 - size, y + 28),
+            ("start", x - size / 2, y - 10), ("start", x - size / 2, y + 18),
         ):  # fmt: skip
             box = (left, left + size, base - 10, base + 2)
             inside = box[0] > 66 and box[1] < WIDTH - RIGHT and box[2] > TOP - 6 and box[3] < HEIGHT - BOTTOM

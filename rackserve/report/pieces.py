@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from html import escape
 
 
-def legend(names: Sequence[str], prefix: str) -> str:
-    """Colours `prefix`0, `prefix`1, ... and what they stand for."""
-    items = "".join(f'<li><i class="{prefix}{i % 6}"></i>{escape(name)}</li>' for i, name in enumerate(names))
+def legend(names: Sequence[str], prefix: str, colours: Sequence[int] = ()) -> str:
+    """Colours `prefix`0, `prefix`1, ... (or `colours`) and what they stand for."""
+    numbers = colours or range(len(names))
+    pairs = zip(numbers, names, strict=True)
+    items = "".join(f'<li><i class="{prefix}{number % 6}"></i>{escape(name)}</li>' for number, name in pairs)
     return f'<ul class="legend">{items}</ul>'
 
 

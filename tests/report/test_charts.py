@@ -7,7 +7,7 @@ from math import inf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rackserve.report.charts import LEVELS, MAX_NUMBERED, HeatRow, Mark, Series, curve_chart, heat_map, shades
+from rackserve.report.charts import LEVELS, MAX_NUMBERED, SHAPES, HeatRow, Mark, Series, curve_chart, heat_map, shades
 from rackserve.report.plots import HEIGHT, LETTER, WIDTH
 
 numbers = st.floats(0.01, 1e7)
@@ -61,10 +61,40 @@ def test_a_band_without_an_upper_bound_reaches_the_top() -> None:
     assert min(ys) == 14 and len(ys) == 4
 
 
-def test_lines_differ_without_colour_too() -> None:
-    drawn = curve_chart([Series(f"s{n}", 0, line=((0, 1), (1, n + 1)), dashes=n) for n in range(3)], "t", "x", "y")
+def test_what_no_point_bounds_is_drawn_apart_from_what_was_measured() -> None:
+    drawn = curve_chart([Series("s", 0, line=((1, 2), (2, 1)), assumed=((0, 2), (1, 2)))], "t", "x", "y")
     looks = [path.attrib["class"] for path in ET.fromstring(drawn).iter("path")]
-    assert looks == ["curve s0", "curve s0 d1", "curve s0 d2"]
+    assert looks == ["curve s0 assumed", "curve s0"]
+
+
+def test_marks_differ_without_colour_too() -> None:
+    marks = tuple(Mark(n + 1, n + 1, f"tip {n}", shape=n) for n in range(len(SHAPES) + 1))
+    root = ET.fromstring(curve_chart([Series("s", 0, marks)], "t", "x", "y"))
+    drawn = [mark for mark in root.iter() if mark.attrib.get("class", "").startswith("dot")]
+    assert [mark.tag for mark in drawn] == ["circle", *["path"] * (len(SHAPES) - 1), "circle"]
+    assert len({mark.attrib["d"].split("m")[1] for mark in drawn if mark.tag == "path"}) == len(SHAPES) - 1
+    assert [mark[0].text for mark in drawn] == [f"tip {n}" for n in range(len(SHAPES) + 1)]
+
+
+def test_whiskers_reach_as_far_as_a_mark_may_lie_and_stay_inside() -> None:
+    mark = Mark(50, 50, "t", x_range=(40, 60), y_range=(20, 100))
+    root = ET.fromstring(curve_chart([Series("s", 0, (mark,))], "t", "x", "y", top=80.0))
+    across, up = [path.attrib["d"] for path in root.iter("path") if path.attrib["class"].startswith("whisker")]
+    left, right = (float(number) for number in re.findall(r"[M H]([\d.]+)", across)[::2])
+    circle = next(root.iter("circle"))
+    assert left < float(circle.attrib["cx"]) < right
+    low, high = (float(number) for number in re.findall(r"[ V]([\d.]+)", up))
+    assert low > float(circle.attrib["cy"]) > high >= 14
+
+
+def test_no_label_lies_on_a_line() -> None:
+    steep = tuple((10 + n, 100 - 3 * n) for n in range(30))
+    marks = tuple(Mark(x, y, "t", f"c {n}") for n, (x, y) in enumerate(steep[::10]))
+    root = ET.fromstring(curve_chart([Series("s", 0, marks, steep)], "t", "x", "y"))
+    [path] = [path.attrib["d"] for path in root.iter("path")]
+    corners = [(float(x), float(y)) for x, y in re.findall(r"([\d.]+) ([\d.]+)", path)]
+    for left, right, top, bottom in boxes(root):
+        assert not any(left < x < right and top < y < bottom for x, y in corners)
 
 
 def test_with_many_marks_only_series_have_labels() -> None:

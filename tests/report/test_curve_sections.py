@@ -4,7 +4,7 @@ import re
 
 import msgspec
 
-from rackserve.bench.frontier import Curve, OperatingPoint
+from rackserve.bench.frontier import Band, Curve, OperatingPoint
 from rackserve.bench.metrics import Throughput
 from rackserve.report.curve_sections import (
     curves_section,
@@ -45,7 +45,7 @@ def test_where_only_the_sum_is_known_it_alone_can_be_chosen() -> None:
     assert re.findall(r'value="(\w+)"( checked| disabled)?', page) == [
         ("output", " disabled"), ("uncached", " disabled"), ("cached", " disabled"), ("total", " checked"),
     ]  # fmt: skip
-    assert page.count('class="curve') == 2
+    assert len(re.findall(r'class="curve s\d"', page)) == len(re.findall(r'class="curve s\d assumed"', page)) == 2
 
 
 def test_points_are_labelled_by_configuration_and_tell_all_that_is_known() -> None:
@@ -66,9 +66,9 @@ def test_points_are_labelled_by_configuration_and_tell_all_that_is_known() -> No
 def test_an_invalid_point_is_hollow_and_off_the_line() -> None:
     page = frontier_figure([FULL])
     [*outputs] = re.findall(r'class="dot s(\d)( hollow)?"', page)
-    assert outputs[:2] == [("0", ""), ("1", " hollow")]
-    [line] = re.findall(r'class="curve s0" d="M([^"]+)"', page)[:1]
-    assert line.count("L") == 1, "one point: only the flat stretch to its left"
+    assert outputs[:2] == [("0", ""), ("1", " hollow")] and "● tp&lt;8&gt;" in page and "■ dep2" in page
+    assert not re.search(r'class="curve s\d"', page), "one point alone: only the flat stretch to its left"
+    assert len(re.findall(r'class="curve s5 assumed"', page)) == 4, "grey: the line belongs to both configurations"
 
 
 def test_charts_of_what_no_point_has_are_left_out() -> None:
@@ -113,3 +113,26 @@ def test_a_simulated_curve_is_never_compared_without_its_models_error() -> None:
     guess = Curve("guess", tuple(msgspec.structs.replace(point, trust="step-time error 7%") for point in OLD.points))
     page = multiples_section(compare_curves(NEW, guess), {})
     assert '<p class="warn">guess is simulated: step-time error 7%</p>' in page and "new is simulated" not in page
+
+
+def test_bands_and_whiskers_are_drawn_where_a_curve_has_them_and_full_racks_claim_no_ttft() -> None:
+    points = tuple(
+        OperatingPoint(
+            "", c, 1_000 / c, 100.0 * c, ttft_p50_ms=10, ttft_p90_ms=20, utilisation=0.1 * c, saturation=label,
+            seeds=Band((900 / c, 1_100 / c), (90.0 * c, 110.0 * c)),
+            coefficients=Band((800 / c, 1_200 / c), (80.0 * c, 120.0 * c)),
+        )
+        for c, label in ((1, "STABLE"), (5, "STABLE"), (10, "SATURATED"))
+    )  # fmt: skip
+    curve = Curve("mine", points)
+    page = frontier_figure([curve])
+    assert page.count('class="band s0"') == 1 and page.count('class="whisker s0"') == 6
+    assert "Whiskers: 90% of draws" in page and "off by up to 20 %" in page
+    waits = waiting_figure([curve])
+    assert waits.count("<circle") == 4 and "not claimed at 1 points of full racks" in waits
+    rows = [re.findall(r"<td[^>]*>([^<]*)</td>", row) for row in re.findall(r"<tr>(.*?)</tr>", points_table([curve]))[1:]]
+    assert (
+        rows[0][8:10] == ["10.0", "20.0"] and rows[2][8:10] == ["not claimed"] * 2 and rows[2][-4:-2] == ["100.0%", "SATURATED"]
+    )
+    assert "TTFT not claimed\nprefill busy 100%, SATURATED" in tip_of(curve, points[2])
+    assert 'class="band' not in frontier_figure([OLD])

@@ -42,7 +42,7 @@ def test_pointing_at_a_mark_shows_its_values(curves: Path) -> None:
     said = run_in_page(
         curves,
         """
-        const mark = [...document.querySelectorAll(".panel:not(.other) circle")].find((c) => c.textContent.includes("c = 86"));
+        const mark = [...document.querySelectorAll(".panel:not(.other) .dot")].find((c) => c.textContent.includes("c = 86"));
         mark.dispatchEvent(new PointerEvent("pointerover", { bubbles: true }));
         const tip = document.querySelector(".tip");
         const shown = tip.hidden ? "hidden" : tip.textContent;
