@@ -28,6 +28,19 @@ It must not fall when the step has more sequences, tokens or context: ranks of a
 """
 
 
+class GroupTime:
+    """Modelled duration of one forward pass of a whole group at once, in nanoseconds: its ranks may share work."""
+
+    __slots__ = ("group_ns",)
+
+    def __init__(self, group_ns: Callable[[GroupStep], Time]) -> None:
+        self.group_ns = group_ns
+
+
+PassTime = StepTime | GroupTime
+"""How long a pass takes: by rank, of which the slowest counts, or by group."""
+
+
 class LinearTime:
     """A `StepTime` by a linear cost. It gives the durations of many passes at once."""
 
@@ -93,15 +106,15 @@ class _Course:
     final   the number of passes after which the step ends, 0 while that is open
     """
 
-    __slots__ = ("_parts", "_runner", "_step_time", "begun", "ends", "final", "step")
+    __slots__ = ("_parts", "_pass_time", "_runner", "begun", "ends", "final", "step")
 
-    def __init__(self, step: GroupStep, begun: Time, runner: TimedRunner, step_time: StepTime) -> None:
+    def __init__(self, step: GroupStep, begun: Time, runner: TimedRunner, pass_time: PassTime) -> None:
         self.step = step
         self.ends: list[Time] = []
         self.final = 0
         self.begun = begun
         self._runner = runner
-        self._step_time = step_time
+        self._pass_time = pass_time
         self._parts = _slowest(step)
 
     @property
@@ -114,25 +127,39 @@ class _Course:
         done = len(self.ends)
         drawn = self._runner.drawn_before(done, num_passes)
         drawn = drawn[: bisect_left(drawn, self.step.tokens)]
-        durations = self._durations(self._parts[0], drawn)
-        for part in self._parts[1:]:
-            durations = list(map(max, durations, self._durations(part, drawn)))
+        if isinstance(self._pass_time, GroupTime):
+            durations = [self._pass_time.group_ns(_after(self.step, tokens)) for tokens in drawn]
+        else:
+            durations = self._durations(self._pass_time, self._parts[0], drawn)
+            for part in self._parts[1:]:
+                durations = list(map(max, durations, self._durations(self._pass_time, part, drawn)))
         if slowdown != 1.0:
             durations = [round(duration * slowdown) for duration in durations]
         ends = accumulate(durations, initial=self.ends[-1] if done else self.begun)
         next(ends)
         self.ends += ends
 
-    def _durations(self, part: Step, drawn: Sequence[int]) -> list[Time]:
+    def _durations(self, step_time: StepTime, part: Step, drawn: Sequence[int]) -> list[Time]:
         """Of passes of a part, each after so many tokens have been drawn."""
-        sequences, context, drafts = part.num_sequences, part.context_tokens, part.carried_drafts
+        sequences, context = part.num_sequences, part.context_tokens
         if isinstance(drawn, range):
             contexts: Sequence[int] = range(context + sequences * drawn.start, context + sequences * drawn.stop, sequences)
         else:
             contexts = [context + sequences * tokens for tokens in drawn]
-        if isinstance(self._step_time, LinearTime):
-            return self._step_time.cost.decode_ns(sequences, contexts)
-        return [self._step_time(Step(part.dp_rank, (), (), sequences, context, drafts)) for context in contexts]
+        if isinstance(step_time, LinearTime):
+            return step_time.cost.decode_ns(sequences, contexts)
+        return [step_time(_moved(part, context)) for context in contexts]
+
+
+def _moved(part: Step, context: int) -> Step:
+    """A later pass of a part: the same sequences, with other positions before theirs."""
+    return Step(part.dp_rank, (), (), part.num_sequences, context, part.carried_drafts)
+
+
+def _after(step: GroupStep, drawn: int) -> GroupStep:
+    """The pass of a step for which each sequence has drawn so many tokens."""
+    parts = [_moved(part, part.context_tokens + part.num_sequences * drawn) for part in step.steps]
+    return GroupStep(step.number, tuple(parts))
 
 
 def _slowest(step: GroupStep) -> list[Step]:
@@ -151,13 +178,13 @@ class SimEngine:
     """Engine port of one worker: steps run one after another, at most two are in flight."""
 
     def __init__(
-        self, host: SimHost, name: NodeId, runners: Sequence[Runner], step_time: StepTime, limits: SchedulerConfig
+        self, host: SimHost, name: NodeId, runners: Sequence[Runner], pass_time: PassTime, limits: SchedulerConfig
     ) -> None:
         self._host = host
         self._name = name
         self._life = host.life(name) + 1  # the engine is made just before its node is added
         self._runners = runners
-        self._step_time = step_time
+        self._pass_time = pass_time
         self._limits = limits
         self._queue: deque[GroupStep] = deque()
         self._course: _Course | None = None
@@ -201,11 +228,17 @@ class SimEngine:
         if step.tokens > 1:
             if not isinstance(runner, TimedRunner):
                 raise InvariantError(f"{self._name}: only made-up output can be drawn in many passes")
-            self._course = _Course(step, self._host.now, runner, self._step_time)
+            self._course = _Course(step, self._host.now, runner, self._pass_time)
             self._go_on(self._course)
             return
-        duration = round(max([self._step_time(part) for part in step.steps]) * self.slowdown)
+        duration = self._one_pass_ns(step)
         self._host.call(self._host.now + duration, lambda: self._finish(step, duration, 1))
+
+    def _one_pass_ns(self, step: GroupStep) -> Time:
+        pass_time = self._pass_time
+        if isinstance(pass_time, GroupTime):
+            return round(pass_time.group_ns(step) * self.slowdown)
+        return round(max([pass_time(part) for part in step.steps]) * self.slowdown)
 
     def _go_on(self, course: _Course) -> None:
         """Look further ahead, and come back where that ends if nobody has interrupted before."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from rackserve.assemble import RackConfig, build_frontend, build_pool, build_router, build_worker
@@ -20,7 +20,7 @@ from rackserve.nodes.ports import Ports
 from rackserve.nodes.prefill import PrefillNode
 from rackserve.nodes.router import Router
 from rackserve.ports import Node
-from rackserve.sim.engine import Runner, SimEngine, StepTime
+from rackserve.sim.engine import PassTime, Runner, SimEngine
 from rackserve.sim.host import SimClock, SimHost, SimRecorder, SimTransport
 from rackserve.sim.store import LinkCost, SimRegions, SimStore
 
@@ -42,14 +42,14 @@ class WorkerSite:
 
 
 class SimRack:
-    """Builds and runs the nodes of `config`. `step_time` models each role's step; `link` every transfer."""
+    """Builds and runs the nodes of `config`. `step_time` models each role's steps, by rank or group; `link` every transfer."""
 
     def __init__(
         self,
         config: RackConfig,
         layout: KvLayout,
         make_runner: RunnerMaker,
-        step_time: dict[Role, StepTime],
+        step_time: Mapping[Role, PassTime],
         link: LinkCost,
         *,
         backed: bool,

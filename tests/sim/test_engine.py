@@ -9,7 +9,7 @@ from rackserve.base.messages import EngineFailed, Message, StepFinished
 from rackserve.base.step import GroupStep, Step, StepItem, StepResult
 from rackserve.base.units import Time
 from rackserve.sched.scheduler import SchedulerConfig
-from rackserve.sim.engine import SimEngine, TimedRunner
+from rackserve.sim.engine import GroupTime, SimEngine, TimedRunner
 from rackserve.sim.host import SimHost
 
 
@@ -188,3 +188,21 @@ def test_only_made_up_output_is_drawn_in_many_passes() -> None:
     made = SimEngine(SimHost(), "w", [Real()], lambda step: 1, SchedulerConfig(max_steps_in_flight=1))
     with pytest.raises(InvariantError, match="made-up"):
         made.start(GroupStep(1, (carried(1, 3),), 2))
+
+
+def test_a_group_can_be_priced_as_a_whole_in_one_pass_and_in_many() -> None:
+    def group_ns(step: GroupStep) -> Time:
+        """The ranks share what their sequences cost, and the slowest reads the most context."""
+        return 7 * sum(part.num_sequences for part in step.steps) + max(part.context_tokens for part in step.steps)
+
+    host = SimHost()
+    limits = SchedulerConfig(max_steps_in_flight=1)
+    made = SimEngine(host, "w", [TimedRunner() for _ in PARTS], GroupTime(group_ns), limits)
+    log = Log(host)
+    host.add("w", log)
+    made.start(GroupStep(1, PARTS))
+    host.run()
+    made.start(GroupStep(2, PARTS, 30))
+    host.run()
+    many = sum(35 + max(50 + 2 * drawn, 60 + drawn) for drawn in range(30))
+    assert ended(log) == [(35 + 60, 1, 95), (95 + many, 30, many)]
