@@ -132,7 +132,13 @@ class SwarmClient:
             chain=extend_chain(b"", self._root, tokens, run.layout.block_tokens),
             num_tokens=len(history),
             max_tokens=chance.between(1, 12),
-            sampling=SamplingParams(temperature=float(chance.below(2)), seed=chance.below(100)),
+            sampling=SamplingParams(
+                temperature=float(chance.below(2)),
+                seed=chance.below(100),
+                presence_penalty=float(turn % 3 == 1),  # the toy model's choice then depends on all output,
+                repetition_penalty=2.0 if turn % 3 == 2 else 1.0,  # or on the prompt too
+                min_tokens=turn % 4,
+            ),
             stop_token_ids=(0,),
             root=self._root,
         )
