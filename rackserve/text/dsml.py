@@ -80,13 +80,13 @@ class DsmlTemplate:
         writer = _Writer(turns, effort, options.drop_thinking and not any(turn.tools for turn in turns))
         for index in range(len(turns)):
             writer.write(index)
-        return (Piece(BOS, True), *(Piece(text, ours) for text, ours in writer.pieces if text))
+        return writer.finish()
 
 
 def starts_reasoning(pieces: tuple[Piece, ...]) -> bool:
     """Whether the answer to this prompt begins inside its reasoning."""
-    ends = [piece.text for piece in pieces if piece.ours][-2:]
-    return ends[-1:] == [THINK] or ends == [THINK, task_token("action")]
+    last = pieces[-1]
+    return last.ours and last.text.endswith((THINK, THINK + task_token("action")))
 
 
 def task_token(task: str) -> str:
@@ -135,10 +135,11 @@ def to_json(where: str, value: Any) -> str:
 class _Writer:
     """Writes turns in order. `drop`: assistant turns before the last user turn lose their reasoning."""
 
-    __slots__ = ("_drop", "_effort", "_last_user", "_turns", "pieces")
+    __slots__ = ("_drop", "_effort", "_last_user", "_markup", "_pieces", "_turns")
 
     def __init__(self, turns: list[Turn], effort: int | None, drop: bool) -> None:
-        self.pieces: list[tuple[str, bool]] = []
+        self._pieces: list[Piece] = []
+        self._markup = [BOS]  # ours, since the last piece that is theirs
         self._turns = turns
         self._effort = effort
         self._drop = drop
@@ -163,11 +164,24 @@ class _Writer:
         if following in (None, "assistant", "latest_reminder"):
             self._header(index, turn, last=following is None)
 
+    def finish(self) -> tuple[Piece, ...]:
+        """What was written; no two neighbours are both ours."""
+        self._close()
+        return tuple(self._pieces)
+
     def _ours(self, text: str) -> None:
-        self.pieces.append((text, True))
+        if text:
+            self._markup.append(text)
 
     def _theirs(self, text: str) -> None:
-        self.pieces.append((text, False))
+        if text:
+            self._close()
+            self._pieces.append(Piece(text, False))
+
+    def _close(self) -> None:
+        if self._markup:
+            self._pieces.append(Piece("".join(self._markup), True))
+            self._markup.clear()
 
     def _asks(self, index: int) -> bool:
         """Whether an answer is due after this turn: a user turn, or a system turn in the middle of the conversation."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from array import array
 from collections.abc import Iterable
 
 from rackserve.base.errors import RequestError
-from rackserve.text.tokenizer import Piece, pack
+from rackserve.text.tokenizer import Encoded, Piece, pack
 
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,9}", re.ASCII)
 
@@ -17,12 +18,13 @@ class NumberTokenizer:
     Same attributes and methods as `Tokenizer`; there are no special ids, so an answer shows every id.
     """
 
-    __slots__ = ("eos_ids", "special_ids", "vocab_size")
+    __slots__ = ("eos_ids", "frame", "special_ids", "vocab_size")
 
     def __init__(self, vocab_size: int, eos_ids: tuple[int, ...] = ()) -> None:
         self.vocab_size = vocab_size
         self.special_ids: frozenset[int] = frozenset()
         self.eos_ids = eos_ids
+        self.frame = (b"", b"")
 
     def encode(self, text: str, *, specials: bool = False) -> bytes:
         """Ids named in `text`, apart by white space; nothing is ever added, whatever `specials` says.
@@ -44,6 +46,15 @@ class NumberTokenizer:
     def encode_pieces(self, pieces: Iterable[Piece]) -> bytes:
         """Ids named in the joined pieces; RequestError as `encode`."""
         return self.encode("".join(piece.text for piece in pieces))
+
+    def encode_cut(self, text: str) -> Encoded:
+        """Ids as `encode`, and one cut: behind the last space."""
+        tokens, end = self.encode(text), text.rfind(" ") + 1
+        return Encoded(tokens, array("q", [len(text[:end].encode())]), array("q", [len(text[:end].split())]))
+
+    def encode_pieces_cut(self, pieces: Iterable[Piece]) -> Encoded:
+        """The joined pieces as `encode_cut`."""
+        return self.encode_cut("".join(piece.text for piece in pieces))
 
     def token_id(self, token: str) -> int | None:
         """The id written as `token` (no sign, no leading zero), or None."""

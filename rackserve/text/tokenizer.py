@@ -60,15 +60,43 @@ class Piece(NamedTuple):
     ours: bool
 
 
+class Encoded(NamedTuple):
+    """Ids of a text, and places at which it may be cut.
+
+    tokens  the ids, int32 little-endian
+    ends    UTF-8 bytes before each cut, rising
+    counts  ids before each cut
+
+    At a cut the ids before depend on nothing after it, and the ids after on nothing before: whatever text follows the first
+    `ends[i]` bytes, the ids of the whole are the first `counts[i]` of `tokens`, then those of that text alone.
+    """
+
+    tokens: bytes
+    ends: array[int]
+    counts: array[int]
+
+
+class Mark(NamedTuple):
+    """An added token in a text: its id, its first character and the one after its last, and the bytes before that."""
+
+    id: int
+    start: int
+    end: int
+    end_bytes: int
+
+
 class Vocabulary(Protocol):
     """What serving needs of a model's text side; see `Tokenizer` for what each means."""
 
     vocab_size: int
     special_ids: frozenset[int]
     eos_ids: tuple[int, ...]
+    frame: tuple[bytes, bytes]
 
     def encode(self, text: str, *, specials: bool = False) -> bytes: ...
     def encode_pieces(self, pieces: Iterable[Piece]) -> bytes: ...
+    def encode_cut(self, text: str) -> Encoded: ...
+    def encode_pieces_cut(self, pieces: Iterable[Piece]) -> Encoded: ...
     def token_id(self, token: str) -> int | None: ...
     def piece(self, token_id: int) -> bytes: ...
     def decode(self, ids: Iterable[int]) -> str: ...
@@ -80,20 +108,25 @@ class Tokenizer:
     vocab_size   one more than the largest id
     special_ids  ids that stand for no text (turn markers and the like); they decode to nothing
     eos_ids      ids that end an answer
+    frame        what `encode` with `specials` sets before and after a text
     """
 
-    __slots__ = ("_added", "_backend", "_marks", "_pieces", "_plain", "eos_ids", "special_ids", "vocab_size")
+    __slots__ = (
+        "_added", "_backend", "_cuts", "_marks", "_pieces", "_plain", "eos_ids", "frame", "special_ids", "vocab_size",
+    )  # fmt: skip
 
     def __init__(self, backend: Backend, eos_ids: tuple[int, ...] = ()) -> None:
         added = backend.get_added_tokens_decoder()
         self._backend = backend
         self._plain: Backend | None = None  # the same without added tokens, made when a client first writes one
         self._added = frozenset(added)
-        self._marks: dict[str, tuple[tuple[int, int, int], ...]] = {}
+        self._cuts = CutTokens(backend)
+        self._marks: dict[str, tuple[Mark, ...]] = {}
         self._pieces: dict[int, bytes] = {}
         self.special_ids = frozenset(number for number, token in added.items() if token.special)
         self.vocab_size = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         self.eos_ids = eos_ids
+        self.frame = _frame(backend)
 
     @classmethod
     def from_folder(cls, folder: Path) -> Tokenizer:
@@ -125,20 +158,42 @@ class Tokenizer:
         A client's text that spells one is encoded as ordinary text; all other text gets the ids that `encode` of the whole
         prompt gives it. Raises RequestError as `encode`.
         """
-        pieces = tuple(pieces)
-        (ids,) = _ids(self._backend, ["".join(piece.text for piece in pieces)])
-        written = [mark[0] for piece in pieces if piece.ours for mark in self._marks_in(piece.text)]
-        if list(filter(self._added.__contains__, ids)) == written:
-            return pack(ids)
-        return pack(self._encode_apart(pieces))
+        return pack(self._piece_ids(tuple(pieces)))
 
-    def _marks_in(self, text: str) -> tuple[tuple[int, int, int], ...]:
-        """(id, start, end) of each added token in a text of the template; remembered, for templates have few texts."""
+    def encode_cut(self, text: str) -> Encoded:
+        """Ids as `encode` gives them without `specials`, and the cuts of `text`: the ends of its `CutTokens`."""
+        (ids,) = _ids(self._backend, [text])
+        return Encoded(pack(ids), *self._cuts.find(text.encode(), ids))
+
+    def encode_pieces_cut(self, pieces: Iterable[Piece]) -> Encoded:
+        """Ids as `encode_pieces`, and the cuts of the joined text: the ends of `CutTokens` that the template wrote."""
+        pieces = tuple(pieces)
+        ids = self._piece_ids(pieces)
+        places = [place for place, number in enumerate(ids) if number in self._added]
+        ends, counts = array("q"), array("q")
+        start, order = 0, iter(places)
+        for piece in pieces:
+            for mark in self._marks_in(piece.text) if piece.ours else ():
+                place = next(order, -1)
+                if mark.id in self._cuts.ids and place >= 0:
+                    ends.append(start + mark.end_bytes)
+                    counts.append(place + 1)
+            start += len(piece.text.encode())
+        return Encoded(pack(ids), ends, counts)
+
+    def _piece_ids(self, pieces: tuple[Piece, ...]) -> list[int]:
+        (ids,) = _ids(self._backend, ["".join(piece.text for piece in pieces)])
+        written = [mark.id for piece in pieces if piece.ours for mark in self._marks_in(piece.text)]
+        return ids if list(filter(self._added.__contains__, ids)) == written else self._encode_apart(pieces)
+
+    def _marks_in(self, text: str) -> tuple[Mark, ...]:
+        """The added tokens in a text of the template; remembered, for templates have few texts."""
         marks = self._marks.get(text)
         if marks is None:
             encoding = self._backend.encode(text, add_special_tokens=False)
             found = zip(encoding.ids, encoding.offsets, strict=True)
-            marks = self._marks[text] = tuple((number, *span) for number, span in found if number in self._added)
+            marks = tuple(Mark(number, *span, len(text[: span[1]].encode())) for number, span in found if number in self._added)
+            self._marks[text] = marks
         return marks
 
     def _encode_apart(self, pieces: tuple[Piece, ...]) -> list[int]:
@@ -151,7 +206,7 @@ class Tokenizer:
         runs: list[list[str]] = [[]]
         for piece in pieces:
             done = 0
-            for number, start, end in self._marks_in(piece.text) if piece.ours else ():
+            for number, start, end, _ in self._marks_in(piece.text) if piece.ours else ():
                 runs[-1].append(piece.text[done:start])
                 marks.append(number)
                 runs.append([])
@@ -187,6 +242,64 @@ class Tokenizer:
             return bytes(_BYTE_OF[character] for character in token)
         except KeyError:  # an added token, spelt as itself
             return token.encode()
+
+
+class CutTokens:
+    """The added tokens of a vocabulary that split a text for good.
+
+    A tokenizer first finds added tokens in the plain text: one class (not normalized) before the other, each from left to
+    right and at each place the longest. What lies between two found tokens is encoded on its own, and the search behind one
+    goes on as if the text began there. So the end of a found token t is a cut unless other text behind it would have let
+    a token T be found that takes in the end of t and more. T then contains all of t, or begins with an end of t.
+    `ids` are the tokens of which no other one contains the spelling or begins with an end.
+
+    Where that argument does not hold there are no cuts: with tokens that look at what surrounds them (whole words only, white
+    space swallowed), and with tokens whose ids plain text can have too, by merges. Tokens matched in normalized text do not
+    count, unless normalizing changes nothing.
+    """
+
+    __slots__ = ("_spelt", "ids")
+
+    def __init__(self, backend: Backend) -> None:
+        added = backend.get_added_tokens_decoder()
+        plain = backend.normalizer is None or repr(backend.normalizer) == "Sequence(normalizers=[])"
+        raw = {number: token.content for number, token in added.items() if plain or not token.normalized}
+        looking = any(token.single_word or token.lstrip or token.rstrip for token in added.values())
+        merged = (backend.model.tokenize(spelt) for spelt in raw.values())
+        if looking or any(len(tokens) == 1 and tokens[0].id in raw for tokens in merged):
+            raw = {}
+        self._spelt = {number: spelt.encode() for number, spelt in raw.items()}
+        everything = "\n".join(raw.values())
+        beginnings = {spelt[:end] for spelt in raw.values() for end in range(1, len(spelt))}
+        self.ids = frozenset(
+            number
+            for number, spelt in raw.items()
+            if everything.count(spelt) == 1 and not any(spelt[start:] in beginnings for start in range(1, len(spelt)))
+        )
+
+    def find(self, raw: bytes, ids: list[int]) -> tuple[array[int], array[int]]:
+        """Bytes and ids before each cut of the text `raw` (UTF-8), whose ids are `ids`.
+
+        The next token found is at the next place of its spelling: an earlier one would have been found too, or lies across
+        one that was found, behind whose end the search goes on.
+        """
+        ends, counts, done = array("q"), array("q"), 0
+        spelt = self._spelt
+        for place, number in enumerate(ids):
+            if number in spelt:
+                done = raw.index(spelt[number], done) + len(spelt[number])
+                if number in self.ids:
+                    ends.append(done)
+                    counts.append(place + 1)
+        return ends, counts
+
+
+def _frame(backend: Backend) -> tuple[bytes, bytes]:
+    """What the model's post-processing sets before and after any text."""
+    plain, framed = (_ids(backend, ["a"], specials=specials)[0] for specials in (False, True))
+    places = range(len(framed) - len(plain) + 1)
+    start = next((place for place in places if framed[place : place + len(plain)] == plain), 0)
+    return pack(framed[:start]), pack(framed[start + len(plain) :])
 
 
 def _ids(backend: Backend, texts: list[str], *, specials: bool = False) -> list[list[int]]:
