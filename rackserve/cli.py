@@ -30,7 +30,7 @@ def parser() -> argparse.ArgumentParser:
     add_synthesize(commands.add_parser("synthesize", help="draw agent sessions like those of a published corpus, as a trace"))
     _add_swarm(commands.add_parser("swarm", help="run random small racks with faults in simulation and check every law"))
     _add_compare(
-        commands.add_parser("compare", help="two result files: multiples along the curve, at peak, and what they mean")
+        commands.add_parser("compare", help="two results or set-ups: multiples along the curve, at peak, and what they mean")
     )
     _add_record(
         commands.add_parser("record", help="turn what `serve --record` wrote into a trace that bench and simulate replay")
@@ -118,7 +118,9 @@ def _add_serve_rows(command: argparse.ArgumentParser) -> None:
 
 def _add_compare(command: argparse.ArgumentParser) -> None:
     for name, metavar in (("first", "A"), ("second", "B")):
-        command.add_argument(name, metavar=metavar, help="a frontier file, a run's summary, or a folder of either")
+        command.add_argument(
+            name, metavar=metavar, help="a frontier file, a run's summary, a folder of either, or a set-up file to simulate"
+        )
     command.add_argument(
         "--by", choices=["total", "cached", "uncached", "output"], default="total", help="which throughput (default total)"
     )
@@ -146,6 +148,7 @@ def _add_compare(command: argparse.ArgumentParser) -> None:
         metavar="N",
         help="for the cost of a session (default: what the files say)",
     )
+    command.add_argument("--processes", type=at_least(1), default=2, metavar="N", help="simulations side by side (default 2)")
     command.add_argument("--out", metavar="FOLDER", help="write compare.json and compare.html there")
 
 

@@ -14,11 +14,13 @@ from rackserve.base.errors import ConfigError, FileFormatError
 from rackserve.bench.frontier import MEASURES, Curve, read_curve
 from rackserve.report.curve_page import write_curve_report
 from rackserve.report.curves import RULE, Cost, CurveComparison, Line, Match, compare_curves, cost_at
+from rackserve.what_if import simulated_curve
+from rackserve.whatif.grid import is_grid
 
 
 def compare(options: argparse.Namespace) -> int:
-    """Compare the curves in two result files."""
-    first, second = read_curve(options.first), read_curve(options.second)
+    """Compare the curves in two result files, or of set-up files, which are simulated first."""
+    first, second = (_curve(path, options.processes) for path in (options.first, options.second))
     if first.name == second.name:
         first, second = (
             msgspec.structs.replace(curve, name=f"{curve.name} ({at})") for curve, at in ((first, "A"), (second, "B"))
@@ -39,6 +41,11 @@ def compare(options: argparse.Namespace) -> int:
         _write(Path(options.out), [first, second], result, costs)
         console.print(f"report: {Path(options.out) / 'compare.html'}", highlight=False)
     return 0
+
+
+def _curve(path: str, num_processes: int) -> Curve:
+    """The curve in a result file, or what a set-up file gives when it is simulated."""
+    return simulated_curve(path, num_processes) if is_grid(path) else read_curve(path)
 
 
 def price_curves(

@@ -5,6 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from rackserve import comparing
 from rackserve.bench.frontier import Curve, OperatingPoint, write_frontier
 from rackserve.bench.metrics import Throughput
 from rackserve.cli import main
@@ -81,6 +82,22 @@ def test_curves_of_one_name_are_told_apart_and_invalid_runs_are_named(
     _, out, _ = run(capsys, str(tmp_path / "x"), str(tmp_path / "y"))
     assert "A = same (A), B = same (B)" in out
     assert "left out: same (B) wide, c = 12000: an invalid run" in out
+
+
+def test_set_up_files_are_simulated_and_compared_like_results(
+    files: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def simulated(path: str, num_processes: int) -> Curve:
+        asked.append(f"{Path(path).name} in {num_processes}")
+        return Curve("mine", tuple(msgspec.structs.replace(point, trust="not calibrated") for point in OLD.points))
+
+    monkeypatch.setattr(comparing, "simulated_curve", simulated)
+    (tmp_path / "mine.toml").write_text("[grid]\nconcurrency = [1, 2]\n")
+    code, out, _ = run(capsys, files[0], str(tmp_path / "mine.toml"), "--processes", "3")
+    assert code == 0 and asked == ["mine.toml in 3"]
+    assert "A = new, B = mine" in out and "B is simulated: not calibrated" in out and row(out, "peak")[3] == "2.71×"
 
 
 def test_what_cannot_be_compared_is_named(files: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -210,10 +210,28 @@ def explain(above: Line, below: Line, match: Match, tolerance: float = TOLERANCE
     elif grown < -0.01:
         parts.append(f"{above.name} gives up more of its peak than {below.name}, so its lead shrinks with speed")
     parts.append(_steepness(above, below, match, tolerance))
+    parts += [text for line in (above, below) if (text := _what_happened(line, match.interactivity))]
     where = [f"{label} ({line.name})" for line in (above, below) if (label := line.label_at(match.interactivity))]
     if where:
         parts.append(f"The configuration there is {' and '.join(where)}")
     return ". ".join(parts) + "."
+
+
+def _what_happened(line: Line, interactivity: float) -> str:
+    """What the points of a curve say of its load between a speed and its peak: hit rates, and what was full at peak."""
+    peak = line.points[0]
+    there = line.figure_at(interactivity, lambda point: point.hit_rate)
+    said = []
+    if peak.hit_rate is not None and there is not None:
+        moved = "" if abs(there - peak.hit_rate) < 0.005 else f" and {peak.hit_rate:.1%} at its peak"
+        said.append(f"hits {there:.1%} there{moved}")
+    if peak.utilisation is not None:
+        full = "full" if peak.saturation not in ("", "STABLE") else f"{peak.utilisation:.0%} busy"
+        ends = ", so its peak is where its points end" if peak.saturation == "STABLE" else ""
+        busy = line.figure_at(interactivity, lambda point: point.utilisation)
+        now = f"{busy:.0%} busy there and " if busy is not None and line.at(interactivity) != line.peak else ""
+        said.append(f"has its prefill ranks {now}{full} at its peak{ends}")
+    return f"{line.name} {' and '.join(said)}" if said else ""
 
 
 def _steepness(above: Line, below: Line, match: Match, tolerance: float) -> str:

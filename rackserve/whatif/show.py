@@ -97,6 +97,14 @@ def notes(results: Sequence[PointResult]) -> list[str]:
         f"±: half the width of the interval with {COVERAGE:.0%} of the draws (seeds, then their sessions); *: on the frontier",
         "busy: time in which prefill groups computed; batch: sequences of a decode rank; sessions: those that drained",
     ]
+    labels = dict.fromkeys(result.variant.label for result in results if result.figures)
+    open_ended = [
+        label or "this set-up"
+        for label in labels
+        if all(result.saturation == "STABLE" for result in results if result.variant.label == label)
+    ]
+    if open_ended:
+        lines.append(f"never full, so its peak is where the concurrencies end: {'; '.join(open_ended)}")
     if any(result.saturation != "STABLE" for result in results):
         lines.append(
             f"TTFT is {NOT_CLAIMED} where prefill was busy for 95 % of the time: there it grows with the length of the run "

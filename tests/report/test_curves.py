@@ -165,3 +165,19 @@ def test_unknown_costs_are_none_and_between_points_they_are_interpolated() -> No
     assert cost.per_request == pytest.approx(1 / 16)
     assert cost.per_million_output == pytest.approx(1e6 / 8)
     assert cost.per_million_cached is None and cost.per_session is None
+
+
+def test_the_paragraph_says_what_hit_and_what_was_full() -> None:
+    def curve(name: str, hit: float, busy: float, label: str) -> Curve:
+        points = (
+            OperatingPoint("", 9, 100, 1_000, hit_rate=hit, utilisation=busy, saturation=label),
+            OperatingPoint("", 1, 400, 200, hit_rate=0.95, utilisation=0.2, saturation="STABLE"),
+        )
+        return Curve(name, points)
+
+    text = compare_curves(curve("a", 0.949, 0.99, "SATURATED"), curve("b", 0.7, 0.6, "STABLE"), at=[400]).text
+    assert "a hits 95.0% there and has its prefill ranks 20% busy there and full at its peak" in text
+    assert (
+        "b hits 95.0% there and 70.0% at its peak and has its prefill ranks 20% busy there and 60% busy at its peak, so" in text
+    )
+    assert "so its peak is where its points end" in text
