@@ -4,57 +4,70 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from multiprocessing import get_context
+from collections.abc import Sequence
 from pathlib import Path
 
+from rackserve.base.errors import RackserveError
+from rackserve.reproduction.confidence import Rows, intervals, loads, mean_figures
 from rackserve.reproduction.curve_files import write_curves
 from rackserve.reproduction.figures import published
 from rackserve.reproduction.predictions import predict
-from rackserve.reproduction.setups import all_setups
+from rackserve.reproduction.setups import all_setups, at_step_times, three_pairs, twelve_pairs
 from rackserve.reproduction.table import document, markdown, rows_of
-from rackserve.reproduction.workload import agent_sessions
-from rackserve.simulated_rack import BLOCK_TOKENS, SimulatedFigures, SimulatedSetup, simulate_rack
+from rackserve.simulated_rack import SimulatedSetup
+from rackserve.whatif.runs import ResultRow, Workload, run_all, seeds_of, workload_of
+
+RUNS = "runs.jsonl"
 
 
 def reproduce(options: argparse.Namespace) -> int:
-    """Simulate all set-ups (with --quick none), print the table and write it. FileFormatError for a bad trace."""
-    trace = Path(options.trace) if options.trace else None
-    if trace:
-        agent_sessions(1, BLOCK_TOKENS, trace)  # a file that cannot be read is refused before anything runs
-    setups = {} if options.quick else all_setups()
-    runs = simulate_all(setups, trace, options.sessions, options.processes)
-    source = (
-        f"the first {options.sessions} sessions of {trace.name}" if trace else f"{options.sessions} drawn sessions, seed 42"
-    )
-    head = f"Workload: {source}." if runs else "Figures of the cost model alone: nothing was simulated."
-    rows = rows_of(published(), predict(runs))
-    text = markdown(rows, runs, head)
-    print(text, end="")
-    if options.out:
-        folder = Path(options.out)
+    """Simulate all set-ups (with --quick none), print the table and write it. FileFormatError for a bad trace.
+
+    With --out, what was simulated before for the same set-up, sessions and version is read from there and not run again.
+    """
+    workload = workload_of(options.sessions, options.trace)
+    folder = Path(options.out) if options.out else None
+    if folder:
         folder.mkdir(parents=True, exist_ok=True)
+    rows = {} if options.quick else _simulated(options, workload, folder / RUNS if folder else None)
+    runs, found = mean_figures(rows), loads(rows)
+    head = (
+        f"Workload: {workload.describe()}; {_seeds(rows)}."
+        if rows
+        else "Figures of the cost model alone: nothing was simulated."
+    )
+    table = rows_of(published(), predict(runs, intervals(rows), found))
+    text = markdown(table, runs, head, found)
+    print(text, end="")
+    if folder:
         (folder / "reproduction.md").write_text(text)
-        (folder / "reproduction.json").write_bytes(document(rows, runs, head))
-        write_curves(folder, setups, runs)
+        (folder / "reproduction.json").write_bytes(document(table, runs, head, found))
+        write_curves(folder, all_setups(), runs)
     return 0
 
 
-def simulate_all(
-    setups: Mapping[str, SimulatedSetup], trace: Path | None, num_sessions: int, num_processes: int
-) -> dict[str, SimulatedFigures]:
-    """Every set-up by name, in their order; the result does not depend on how many processes share the work."""
-    if not setups:
-        return {}
-    found: dict[str, SimulatedFigures] = {}
-    with ProcessPoolExecutor(num_processes, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
-        waiting = {pool.submit(_simulate, setup, trace, num_sessions): name for name, setup in setups.items()}
-        for future in as_completed(waiting):
-            found[waiting[future]] = future.result()
-            print(f"simulated {len(found)} of {len(setups)}: {waiting[future]}", file=sys.stderr, flush=True)
-    return {name: found[name] for name in setups}
+def _simulated(options: argparse.Namespace, workload: Workload, path: Path | None) -> Rows:
+    """Rows of every set-up by name: the pairs under all seeds, curves under one. RackserveError for one that cannot run."""
+    pairs = three_pairs() | twelve_pairs()
+    wanted = {name: seeds_of(setup, options.seeds if name in pairs else 1) for name, setup in all_setups().items()}
+    if options.bands:
+        wanted |= {name: [setup] for name, setup in at_step_times().items()}
+    order = sorted((setup for setups in wanted.values() for setup in setups), key=lambda setup: -setup.concurrency)
+    done = run_all(order, workload, options.processes, path, _tell)
+    found = {name: [done[setup] for setup in setups] for name, setups in wanted.items()}
+    for name, rows in found.items():
+        for row in rows:
+            if row.error:
+                raise RackserveError(f"set-up {name}: {row.error}")
+    return found
 
 
-def _simulate(setup: SimulatedSetup, trace: Path | None, num_sessions: int) -> SimulatedFigures:
-    return simulate_rack(setup, agent_sessions(num_sessions, BLOCK_TOKENS, trace))
+def _tell(row: ResultRow, done: int, total: int) -> None:
+    setup: SimulatedSetup = row.setup
+    shape = f"{setup.chip}, {setup.prefill_groups} groups, {setup.concurrency} sessions, seed {setup.seed}"
+    print(f"simulated {done} of {total}: {shape}", file=sys.stderr, flush=True)
+
+
+def _seeds(rows: Rows) -> str:
+    most: Sequence[ResultRow] = max(rows.values(), key=len)
+    return f"seed {most[0].setup.seed}" if len(most) == 1 else f"pairs under {len(most)} seeds, curves under one"

@@ -11,6 +11,8 @@ import msgspec
 
 from rackserve.architectures import FLASH, architecture_named
 from rackserve.base.topology import Role
+from rackserve.bench.statistics import Interval
+from rackserve.reproduction.confidence import OF_PAIRS, Load
 from rackserve.reproduction.setups import ACCEPTED, LONG_PROMPT, MEDIAN_PROMPT, SPEED
 from rackserve.sim.cost.kernels import kernel_sets
 from rackserve.sim.cost.load import StepLoad, decode_load
@@ -30,7 +32,8 @@ Way = Literal["simulated", "cost model", "arithmetic", "not simulated"]
 class Prediction(msgspec.Struct, frozen=True):
     """A figure as we get it. `value` is None where nothing was simulated or the operating point does not exist.
 
-    low, high   its least and most with decode steps 5 % longer and shorter; high None: no bound
+    low, high   its least and most with decode steps 5 % longer and shorter, or over seeds and sessions; high None: no bound
+    claimed     False for a time at which the rack had no room left: it says how long the run was, more than what the rack does
     elasticity  relative change of the figure over that of the step time
     note        why it is missing, or what it hangs on
     """
@@ -41,11 +44,19 @@ class Prediction(msgspec.Struct, frozen=True):
     low: float | None = None
     high: float | None = None
     elasticity: float | None = None
+    claimed: bool = True
 
 
-def predict(runs: Mapping[str, SimulatedFigures]) -> dict[str, Prediction]:
-    """All predictions by the figure's name, from simulations by the set-up's name. What was not run is said to be so."""
-    return _from_cost_model() | _curves(runs) | _pairs(runs)
+def predict(
+    runs: Mapping[str, SimulatedFigures],
+    intervals: Mapping[str, Interval] | None = None,
+    loads: Mapping[str, Load] | None = None,
+) -> dict[str, Prediction]:
+    """All predictions by the figure's name, from simulations by the set-up's name. What was not run is said to be so.
+
+    intervals, loads   what `confidence` makes of the same runs
+    """
+    return _from_cost_model() | _curves(runs) | _pairs(runs, intervals or {}, loads or {})
 
 
 def _model(chip: str, role: Role, *, tp: int = 1, ep: int = 1, kernels: str = "", table_shards: int = 0) -> StepModel:
@@ -109,7 +120,7 @@ def _curves(runs: Mapping[str, SimulatedFigures]) -> dict[str, Prediction]:
     if not rubin or not gb300:
         return dict.fromkeys(names, missing())
     peak, other_peak = (max(total for _, total in curve) for curve in (rubin, gb300))
-    matched, other = _at_speed(rubin), _at_speed(gb300)
+    matched, other = _at_speed(rubin), _at_speed(_points(runs, "gb300-recipe"))
     return {
         "rubin-peak": Prediction(peak, "simulated", "prefill rate fitted to this figure, in steps that are always full"),
         "gb300-peak": Prediction(other_peak, "simulated"),
@@ -190,24 +201,36 @@ def _times(value: float | None, factor: float) -> float | None:
 # ------------------------------------------------------------ prefill pairs
 
 
-def _pairs(runs: Mapping[str, SimulatedFigures]) -> dict[str, Prediction]:
+def _pairs(
+    runs: Mapping[str, SimulatedFigures], intervals: Mapping[str, Interval], loads: Mapping[str, Load]
+) -> dict[str, Prediction]:
     found: dict[str, Prediction] = {}
-    for arm in ("pinned", "pool"):
-        run = runs.get(f"three-{arm}")
-        found[f"{arm}-ttft"] = _simulated(run.ttft_p50_s if run else None, run)
-        found[f"{arm}-hit"] = _simulated(_times(run.hit_rate, 100) if run else None, run)
+    for name, (setup, figure, factor) in OF_PAIRS.items():
+        run = runs.get(setup)
+        value = _times(getattr(run, figure), factor) if run else None
+        found[name] = _simulated(value, run, intervals.get(name), loads.get(setup), waits=figure != "hit_rate")
     for arm in ("sticky", "least"):
         run = runs.get(f"twelve-{arm}")
-        found[f"{arm}-ttft"] = _simulated(run.ttft_p90_s if run else None, run)
-        found[f"{arm}-idle"] = _simulated(100 * run.idle_share if run else None, run)
+        found[f"{arm}-idle"] = _simulated(100 * run.idle_share if run else None, run, None, loads.get(f"twelve-{arm}"))
     pinned, pool = runs.get("three-pinned"), runs.get("three-pool")
     ratio = pool.requests_per_s / pinned.requests_per_s if pinned and pool and pinned.requests_per_s else None
-    found["pool-requests"] = _simulated(ratio, pool if pinned else None)
+    found["pool-requests"] = _simulated(
+        ratio, pool if pinned else None, intervals.get("pool-requests"), loads.get("three-pool")
+    )
     return found
 
 
-def _simulated(value: float | None, run: SimulatedFigures | None) -> Prediction:
+def _simulated(
+    value: float | None, run: SimulatedFigures | None, interval: Interval | None, load: Load | None, waits: bool = False
+) -> Prediction:
     if run is None:
         return missing()
-    load = f"prefill groups busy {run.prefill_busy:.0%} of the time"
-    return Prediction(value, "simulated", load)
+    note = ""
+    if load is not None:
+        note = f"{load.label}: prefill computes {load.share:.0%} of what full steps would"
+    claimed = not waits or load is None or load.label == "STABLE"
+    if not claimed:
+        note += "; a wait at that load is not claimed"
+    if interval is None:
+        return Prediction(value, "simulated", note, claimed=claimed)
+    return Prediction(interval.estimate, "simulated", note, interval.low, interval.high, claimed=claimed)

@@ -7,6 +7,7 @@ from typing import Literal
 
 import msgspec
 
+from rackserve.reproduction.confidence import Load
 from rackserve.reproduction.figures import Figure
 from rackserve.reproduction.predictions import Prediction, missing
 from rackserve.reproduction.setups import ASSUMPTIONS
@@ -29,22 +30,26 @@ class Row(msgspec.Struct, frozen=True):
 
     @property
     def near(self) -> bool:
-        return self.error is not None and abs(self.error) <= NEAR
+        return self.error is not None and abs(self.error) <= NEAR and self.prediction.claimed
 
     @property
     def within_band(self) -> bool:
-        """Whether the published figure lies between what 5 % more and 5 % less step time give."""
+        """Whether the published figure lies between the ends of the prediction."""
         low, high = self.prediction.low, self.prediction.high
         return low is not None and low <= self.figure.value and (high is None or self.figure.value <= high)
 
 
 class Score(msgspec.Struct, frozen=True):
-    """Of the predicted rows: how many there are, have a value, are near, and of the others, lie within their band."""
+    """Of the predicted rows: how many there are, have a value, are near, and of the others, lie within their band.
+
+    num_unclaimed   of the others, those that are not claimed at their load
+    """
 
     num_predicted: int
     num_simulated: int
     num_near: int
     num_within_band: int
+    num_unclaimed: int
 
 
 def rows_of(figures: Mapping[str, Figure], predictions: Mapping[str, Prediction]) -> list[Row]:
@@ -65,7 +70,8 @@ def score_of(rows: Sequence[Row]) -> Score:
         len(predicted),
         sum(row.error is not None for row in predicted),
         sum(row.near for row in predicted),
-        sum(row.within_band and not row.near for row in predicted),
+        sum(row.within_band and row.prediction.claimed and not row.near for row in predicted),
+        sum(not row.prediction.claimed for row in predicted),
     )
 
 
@@ -80,7 +86,9 @@ def amount(value: float | None) -> str:
     return f"{value:,.0f}" if abs(value) >= 1_000 else f"{value:.3g}"
 
 
-def markdown(rows: Sequence[Row], runs: Mapping[str, SimulatedFigures], head: str) -> str:
+def markdown(
+    rows: Sequence[Row], runs: Mapping[str, SimulatedFigures], head: str, loads: Mapping[str, Load] | None = None
+) -> str:
     """The whole report."""
     score = score_of(rows)
     lines = [
@@ -89,8 +97,9 @@ def markdown(rows: Sequence[Row], runs: Mapping[str, SimulatedFigures], head: st
         head,
         "",
         f"{score.num_predicted} figures are predicted; {score.num_simulated} have a value, {score.num_near} of them within "
-        f"{NEAR:.0%}, {score.num_within_band} more within their band. Inputs and fitted figures do not count. Nothing here was "
-        "measured on the hardware it speaks of.",
+        f"{NEAR:.0%}, {score.num_within_band} more within their band; {score.num_unclaimed} are waits of a rack without room, "
+        "which are not claimed and do not count, however near. Nor do inputs and fitted figures. Nothing here was measured on "
+        "the hardware it speaks of.",
         "",
         "| figure | unit | published | ours | error | label | way |",
         "|---|---|---:|---:|---:|---|---|",
@@ -99,12 +108,18 @@ def markdown(rows: Sequence[Row], runs: Mapping[str, SimulatedFigures], head: st
         error = "" if row.error is None else f"{row.error:+.0%}"
         lines.append(
             f"| {row.figure.what} | {row.figure.unit} | {amount(row.figure.value)} | {_ours(row)} | {error} | {row.label} | "
-            f"{row.prediction.way if row.label != 'input' else 'as published'} |"
+            f"{_way(row)} |"
         )
     lines += ["", "## Predicted, but not near", "", *_misses(rows)]
     lines += ["", "## Assumptions", "", *(f"- {text}" for text in ASSUMPTIONS)]
-    lines += ["", "## Runs", "", *_run_table(runs)]
+    lines += ["", "## Runs", "", *_run_table(runs, loads or {})]
     return "\n".join(lines) + "\n"
+
+
+def _way(row: Row) -> str:
+    if row.label == "input":
+        return "as published"
+    return row.prediction.way + ("" if row.prediction.claimed else ", not claimed")
 
 
 def _ours(row: Row) -> str:
@@ -135,16 +150,15 @@ def _misses(rows: Sequence[Row]) -> list[str]:
 
 
 REASONS = {
-    "rubin-387": "hangs on the hit rate of the window, like both peaks",
+    "rubin-387": "hangs on the length of prompts in the window, like both peaks",
     "gb300-peak": "what a rack can take hangs on its misses: throughput is what prefill computes over the share that missed",
     "rubin-kept": "hangs on the split of chips between prefill and decode, which is not published",
     "gb300-387": "the published point lies at the edge of GB300's curve, where the spread of step times decides",
     "ratio-387": "its divisor is a point at the edge of a curve: a ratio there says little",
-    "pool-requests": "hangs on whether caches of 180 GB a rank hold all sessions: where prompts are shorter than the corpus' "
-    "mean they do, and the pool has little to add",
+    "pool-requests": "hangs on how far the sessions outgrow caches of 180 GB a rank",
     "pinned-hit": "the size of the caches is not published for this test",
-    "pinned-ttft": "near saturation the queue hangs on the last few percent of load, so on the mean prompt of the window",
-    "pool-ttft": "near saturation the queue hangs on the last few percent of load, so on the mean prompt of the window",
+    "pinned-ttft": "in a closed loop without room the wait is the sessions over the rate, less their pauses",
+    "pool-ttft": "in a closed loop without room the wait is the sessions over the rate, less their pauses",
     "sticky-ttft": "load, trace and step model of the published simulation are not known",
     "least-ttft": "load, trace and step model of the published simulation are not known",
     "sticky-idle": "load, trace and step model of the published simulation are not known",
@@ -155,13 +169,13 @@ REASONS = {
 """What stands between a published figure and a set-up that could give it."""
 
 
-def _run_table(runs: Mapping[str, SimulatedFigures]) -> list[str]:
+def _run_table(runs: Mapping[str, SimulatedFigures], loads: Mapping[str, Load]) -> list[str]:
     if not runs:
         return ["None was run."]
     lines = [
         "| set-up | requests | failed | requests/s | hit rate | tokens a request | uncached | TTFT p50 s | p90 s | "
-        "tok/s/user P90 | tok/s/GPU | idle | prefill busy | decode line error |",
-        "|---|" + "---:|" * 13,
+        "tok/s/user P90 | tok/s/GPU | idle | prefill busy | load | | decode line error |",
+        "|---|" + "---:|" * 13 + "---|---:|",
     ]
     for name, run in runs.items():
         hit = "-" if run.hit_rate is None else f"{run.hit_rate:.1%}"
@@ -169,12 +183,18 @@ def _run_table(runs: Mapping[str, SimulatedFigures]) -> list[str]:
             f"| {name} | {run.num_requests:,} | {run.num_failed} | {run.requests_per_s:.1f} | {hit} | "
             f"{amount(run.tokens_per_request)} | {amount(run.uncached_per_request)} | {amount(run.ttft_p50_s)} | "
             f"{amount(run.ttft_p90_s)} | {amount(run.interactivity_p90)} | {amount(run.total_per_gpu)} | "
-            f"{run.idle_share:.1%} | {run.prefill_busy:.0%} | {run.line_error:.1%} |"
+            f"{run.idle_share:.1%} | {run.prefill_busy:.0%} | {_load(loads.get(name))} | {run.line_error:.1%} |"
         )
     return lines
 
 
-def document(rows: Sequence[Row], runs: Mapping[str, SimulatedFigures], head: str) -> bytes:
+def _load(load: Load | None) -> str:
+    return "- | -" if load is None else f"{load.share:.0%} | {load.label}"
+
+
+def document(
+    rows: Sequence[Row], runs: Mapping[str, SimulatedFigures], head: str, loads: Mapping[str, Load] | None = None
+) -> bytes:
     """The report as JSON."""
     content = {
         "rackserve_reproduction": 1,
@@ -183,5 +203,6 @@ def document(rows: Sequence[Row], runs: Mapping[str, SimulatedFigures], head: st
         "rows": rows,
         "assumptions": ASSUMPTIONS,
         "runs": runs,
+        "loads": loads or {},
     }
     return msgspec.json.format(msgspec.json.encode(content), indent=2)

@@ -24,6 +24,7 @@ RUNS = {
     "twelve-least": run(ttft_p90_s=0.4, idle_share=0.01),
     "rubin-1": run(interactivity_p90=500.0, total_per_gpu=1e6),
     "rubin-2": run(interactivity_p90=300.0, total_per_gpu=2e6),
-    "gb300-1": run(interactivity_p90=420.0, total_per_gpu=1e4),
-    "gb300-2": run(interactivity_p90=200.0, total_per_gpu=1e6),
+    "gb300-recipe-1": run(interactivity_p90=420.0, total_per_gpu=1e4),
+    "gb300-recipe-2": run(interactivity_p90=200.0, total_per_gpu=9e5),
+    "gb300-2": run(interactivity_p90=150.0, total_per_gpu=1e6),
 }

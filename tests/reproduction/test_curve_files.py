@@ -7,7 +7,7 @@ import pytest
 from rackserve.bench.frontier import read_curve
 from rackserve.cli import main
 from rackserve.reproduction.curve_files import curve_of, write_curves
-from rackserve.reproduction.setups import GB300_LANES, RUBIN_LANES, all_setups
+from rackserve.reproduction.setups import GB300_LANES, RUBIN_LANES, SLICE, all_setups
 from tests.reproduction.runs import run
 
 RUNS = {
@@ -23,7 +23,7 @@ def test_a_point_counts_the_whole_rack_of_which_a_slice_was_run() -> None:
     curve = curve_of("rubin", all_setups(), RUNS)
     assert [point.concurrency for point in curve.points] == list(RUBIN_LANES[:2])
     assert {point.num_gpus for point in curve.points} == {72}
-    assert curve.points[0].requests_per_s == pytest.approx(12 * 10)
+    assert curve.points[0].requests_per_s == pytest.approx(SLICE * 10)
     assert "not calibrated" in curve.trust
 
 

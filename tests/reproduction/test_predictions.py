@@ -44,13 +44,13 @@ def test_a_steep_curve_has_a_wide_band_and_a_large_elasticity() -> None:
 
 
 def test_beyond_the_fastest_point_there_is_no_figure_but_a_reason() -> None:
-    found = predict(RUNS | {"gb300-1": run(interactivity_p90=380.0)})
+    found = predict(RUNS | {"gb300-recipe-1": run(interactivity_p90=380.0)})
     assert found["gb300-387"].value is None and "no point" in found["gb300-387"].note
     assert found["ratio-387"].value is None and "no point" in found["ratio-387"].note
 
 
 def test_at_the_edge_of_a_curve_a_figure_may_be_nothing_and_a_ratio_has_no_bound() -> None:
-    found = predict(RUNS | {"gb300-1": run(interactivity_p90=390.0, total_per_gpu=1e4)})
+    found = predict(RUNS | {"gb300-recipe-1": run(interactivity_p90=390.0, total_per_gpu=1e4)})
     gb300, ratio = found["gb300-387"], found["ratio-387"]
     assert gb300.low == 0 and gb300.elasticity is None and "more step time" in gb300.note
     assert ratio.high is None and ratio.low is not None and ratio.value is not None and ratio.low < ratio.value

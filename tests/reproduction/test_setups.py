@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import msgspec
+
 from rackserve.reproduction import setups
 from rackserve.reproduction.figures import published
 
@@ -32,4 +34,18 @@ def test_a_slice_has_its_share_of_the_rack() -> None:
 
 
 def test_every_set_up_has_a_name_of_its_own() -> None:
-    assert len(setups.all_setups()) == 4 + len(setups.RUBIN_LANES) + len(setups.GB300_LANES)
+    curves = (setups.RUBIN_LANES, setups.GB300_LANES, setups.RECIPE_LANES)
+    assert len(setups.all_setups()) == 4 + sum(len(lanes) for lanes in curves)
+
+
+def test_the_recipe_is_whole() -> None:
+    assert all(setup.num_gpus == 4 + 16 for setup in setups.gb300_recipe().values())
+    assert [setup.concurrency for setup in setups.gb300_recipe().values()] == list(setups.RECIPE_LANES)
+
+
+def test_other_step_times_change_nothing_else() -> None:
+    plain = setups.three_pairs() | setups.twelve_pairs()
+    for name, setup in setups.at_step_times().items():
+        base, _, kind = name.rpartition("-")
+        assert (setup.prefill_time, setup.decode_time) == (setups.STEP_TIMES[kind],) * 2
+        assert msgspec.structs.replace(setup, prefill_time=1.0, decode_time=1.0) == plain[base]

@@ -28,7 +28,7 @@ def test_a_plane_says_how_wrong_it_is_far_away() -> None:
 
 def test_the_line_of_sixteen_gb300_starts_where_component_times_say() -> None:
     plane = decode_plane(DEP16, 16, 150_000, 6)
-    assert plane.base_ns / 1e6 == pytest.approx(7.2, rel=0.03)
+    assert plane.base_ns / 1e6 == pytest.approx(7.2 + 2.25, rel=0.03)  # and what a step takes around its kernels
 
 
 def test_step_costs_of_decode_are_the_plane() -> None:
