@@ -63,16 +63,16 @@ class _Kept(NamedTuple):
 
 def _filtered(logits: Tensor, sampling: SamplingParams) -> _Kept:
     # The shift by the maximum comes first: a tiny temperature then gives zeros and minus infinities, never NaN.
-    scaled = (logits.double() - logits.max()) / sampling.temperature
-    if 0 < sampling.top_k < len(logits) or sampling.top_p < 1.0 or sampling.min_p > 0.0:
-        scaled, ids = scaled.sort(descending=True, stable=True)
-        if sampling.top_k > 0:
-            scaled, ids = scaled[: sampling.top_k], ids[: sampling.top_k]
-    else:
-        ids = None
-    weights = scaled.exp()
+    scaled, ids = (logits.double() - logits.max()) / sampling.temperature, None
     if sampling.min_p > 0.0:
-        weights = weights[weights >= min(sampling.min_p, 1.0)]  # the likeliest has weight 1
+        ids = (scaled.exp() >= min(sampling.min_p, 1.0)).nonzero().flatten()  # the likeliest has weight 1
+        scaled = scaled[ids]
+    if 0 < sampling.top_k < len(scaled) or sampling.top_p < 1.0:
+        scaled, order = scaled.sort(descending=True, stable=True)
+        if sampling.top_k > 0:
+            scaled, order = scaled[: sampling.top_k], order[: sampling.top_k]
+        ids = order if ids is None else ids[order]
+    weights = scaled.exp()
     shares = weights.cumsum(0)
     if sampling.top_p < 1.0:
         kept = int(torch.searchsorted(shares, shares[-1] * sampling.top_p)) + 1

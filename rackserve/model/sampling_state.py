@@ -119,7 +119,7 @@ class SamplingState:
         if len(self._bias):
             edited += self._bias
         if len(self._counts):
-            edited = self._penalised(edited)
+            self._penalise(edited)
         if float(edited.max()) == -math.inf:
             self.finish = CONSTRAINT_DEAD_END
             return None
@@ -128,12 +128,15 @@ class SamplingState:
     def _ends_with(self, word: tuple[int, ...]) -> bool:
         return not word or tuple(self._output[-len(word) :]) == word
 
-    def _penalised(self, logits: Tensor) -> Tensor:
+    def _penalise(self, logits: Tensor) -> None:
+        """Change `logits` in place, only where tokens have been: that is a small part of a vocabulary."""
         sampling, there = self._sampling, self._counts > 0
         if sampling.reads_prompt:
-            by = sampling.repetition_penalty
-            logits = torch.where(there | self._prompt, torch.where(logits > 0, logits / by, logits * by), logits)
-        return logits - sampling.frequency_penalty * self._counts - sampling.presence_penalty * there.double()
+            ids, by = (there | self._prompt).nonzero().flatten(), sampling.repetition_penalty
+            found = logits[ids]
+            logits[ids] = torch.where(found > 0, found / by, found * by)
+        ids = there.nonzero().flatten()
+        logits[ids] -= sampling.frequency_penalty * self._counts[ids] + sampling.presence_penalty
 
     def push(self, token: int) -> None:
         """`token` was drawn from what `edit` returned last."""

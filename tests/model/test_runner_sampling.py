@@ -44,7 +44,7 @@ class Ranks:
     def naive(self, prompt: list[int], sampling: SamplingParams) -> list[int]:
         """Up to LENGTH tokens of output."""
         output: list[int] = []
-        filtered = sampling.top_k or sampling.top_p < 1 or sampling.min_p
+        filtered = sampling.top_k or sampling.top_p < 1
         while len(output) < LENGTH:
             law = naive_law(self.logits(prompt + output)[-1].tolist(), sampling, prompt, output, STOPS)
             if not sum(law):
