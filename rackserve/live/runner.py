@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 from rackserve.base.errors import ConfigError
 from rackserve.base.kv_layout import KvLayout
 from rackserve.base.ranges import MAX_COUNT, require_range
+from rackserve.base.request import Request
 from rackserve.base.step import Step, StepResult
 from rackserve.base.units import MIB
 from rackserve.digest_model import DigestRunner, digest_layout
@@ -153,6 +154,16 @@ def process_bytes(spec: RunnerSpec, tp_size: int = 1, ep_size: int = 1) -> int:
     config = files.deepseek_v41
     hot = sum(min(spec.engram_hot_rows, rows) for rows in config.engram_num_embeddings) * engram_row_bytes(config)
     return 400 * MIB + plan_device(config, layout_of(spec), device).total_bytes + hot
+
+
+def unsupported(spec: RunnerSpec, request: Request) -> str | None:
+    """The field of `request` that the model cannot do, so that it would end as unsupported; None: it can do all."""
+    if spec.kind == "digest":
+        if request.sampling.constraint is not None:
+            return "constraint"
+        if request.prompt_logprobs >= 0:
+            return "prompt_logprobs"
+    return None
 
 
 def require_packages(spec: RunnerSpec) -> None:

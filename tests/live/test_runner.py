@@ -10,12 +10,13 @@ import pytest
 
 from rackserve.assemble import RackConfig
 from rackserve.base.errors import ConfigError, ResourceError
+from rackserve.base.request import Constraint, Request, SamplingParams
 from rackserve.base.step import Step, StepItem
 from rackserve.base.units import MIB
 from rackserve.digest_model import cold_output, digest_layout
 from rackserve.live import runner as runner_module
 from rackserve.live.rack import LiveRack
-from rackserve.live.runner import RunnerSpec, check_drafts, layout_of, open_runner, process_bytes, require_packages
+from rackserve.live.runner import RunnerSpec, check_drafts, layout_of, open_runner, process_bytes, require_packages, unsupported
 from rackserve.model import extra
 from rackserve.model.deepseek_v41.options import RunnerOptions
 from rackserve.model.thread_group import ThreadGroup
@@ -172,3 +173,15 @@ def test_more_drafts_than_the_model_makes_are_refused() -> None:
     check_drafts(RunnerSpec(kind="digest"), 100)
     with pytest.raises(ConfigError, match=r"num_draft is 6: this model drafts 5 tokens"):
         check_drafts(spec, 6)
+
+
+def test_what_the_toy_model_cannot_do_is_named_before_it_is_tried() -> None:
+    plain, model = Request("r", "s", b"", b"", 1, 1), RunnerSpec(kind="llama")
+    scored = msgspec.structs.replace(plain, prompt_logprobs=0)
+    dictated = msgspec.structs.replace(plain, sampling=SamplingParams(constraint=Constraint("json_object")))
+    assert [unsupported(RunnerSpec(), request) for request in (plain, scored, dictated)] == [
+        None,
+        "prompt_logprobs",
+        "constraint",
+    ]
+    assert [unsupported(model, request) for request in (plain, scored, dictated)] == [None] * 3
