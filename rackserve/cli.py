@@ -12,6 +12,7 @@ from rackserve.arguments import at_least, number_within
 from rackserve.base.errors import RackserveError
 from rackserve.base.memory_plan import USABLE
 from rackserve.bench_options import add_bench, add_simulate, add_synthesize
+from rackserve.route_options import add_route
 from rackserve.sim_options import add_sim
 
 
@@ -23,6 +24,7 @@ def parser() -> argparse.ArgumentParser:
     main_parser.add_argument("--version", action="version", version=f"rackserve {__version__}")
     commands = main_parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     _add_serve(commands.add_parser("serve", help="start a rack on this machine with an OpenAI-compatible front end"))
+    add_route(commands.add_parser("route", help="put a cache-aware router in front of OpenAI-compatible servers"))
     _add_demo(commands.add_parser("demo", help="replay agent sessions on two set-ups, live and simulated, and compare"))
     add_bench(commands.add_parser("bench", help="replay agent sessions against any OpenAI-compatible endpoint"))
     _add_simulate(commands.add_parser("simulate", help="replay agent sessions on a simulated copy of a rack you can start"))
@@ -223,10 +225,10 @@ def _add_reproduce(command: argparse.ArgumentParser) -> None:
     command.add_argument("--trace", metavar="FILE", help="agent sessions to simulate with (default: drawn ones)")
     command.add_argument("--sessions", type=at_least(1), default=393, metavar="N", help="how many of them (default 393)")
     command.add_argument("--processes", type=at_least(1), default=2, metavar="N", help="simulations side by side (default 2)")
-    command.add_argument("--quick", action="store_true", help="the cost model's figures alone: no simulation")
-    command.add_argument("--out", metavar="FOLDER", help="write runs, table and both curves there; runs found there are kept")
     command.add_argument("--seeds", type=at_least(1), default=5, metavar="N", help="seeds of set-ups in pairs (default 5)")
     command.add_argument("--bands", action="store_true", help="the pairs also with steps 5 %% longer and shorter")
+    command.add_argument("--quick", action="store_true", help="the cost model's figures alone: no simulation")
+    command.add_argument("--out", metavar="FOLDER", help="write runs, table and both curves there; runs found there are kept")
 
 
 def _add_validate(command: argparse.ArgumentParser) -> None:
@@ -238,6 +240,7 @@ def _add_validate(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--sessions", metavar="FILE", help="agent sessions: pool against caches of ranks by cache size; minutes"
     )
+    command.add_argument("--set-ups", action="store_true", help="published set-ups that need no file, simulated; minutes")
     command.add_argument("--history", metavar="FILE", help="say what moved since its last line; append a line")
 
 
@@ -262,6 +265,10 @@ def _run(options: argparse.Namespace) -> int:
         from rackserve.plan_memory import plan_memory
 
         return plan_memory(options)
+    if options.command == "route":
+        from rackserve.routing import route
+
+        return route(options)
     if options.command == "serve-rows":
         from rackserve.serve_rows import serve_rows
 

@@ -1,0 +1,94 @@
+"""The router's application: which path does what."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import msgspec
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from rackserve.api.errors import error_body, error_headers
+from rackserve.base.errors import RequestError
+from rackserve.relay.forward import Forward
+from rackserve.relay.pairs import PAIR_PATHS, ForwardPair
+from rackserve.relay.relay import Relay
+from rackserve.relay.watch import watching
+
+PATHS = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/responses",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/tokenize",
+    "/detokenize",
+)
+"""What is forwarded, with POST."""
+
+
+def create_app(relay: Relay) -> Starlette:
+    """The ASGI application; its lifespan watches the workers."""
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        async with watching(relay):
+            yield
+        await relay.aclose()
+
+    async def models(_: Request) -> Response:
+        entries = [{"id": name, "object": "model", "created": 0, "owned_by": "worker"} for name in relay.fleet.models()]
+        return _json({"object": "list", "data": entries})
+
+    async def health(_: Request) -> Response:
+        workers = [
+            {
+                "worker": worker.name,
+                "role": worker.config.role,
+                "up": worker.up,
+                "circuit": worker.breaker.state,
+                "in_flight": worker.in_flight,
+                "holdings": "events" if worker.name in relay.feeds else "learned",
+            }
+            for worker in relay.fleet.workers
+        ]
+        ready = relay.is_ready
+        body = {"live": True, "ready": ready, "draining": relay.draining, "open_requests": relay.num_open, "workers": workers}
+        return _json(body, 200 if ready else 503)
+
+    async def live(_: Request) -> Response:
+        return _json({"live": True})
+
+    async def scrape(_: Request) -> Response:
+        return Response(relay.metrics.exposition(), headers={"content-type": CONTENT_TYPE_LATEST})
+
+    paths = [path for path in PATHS if not relay.config.has_pairs or path in PAIR_PATHS]
+    make = ForwardPair if relay.config.has_pairs else Forward
+    return Starlette(
+        routes=[
+            *(Route(path, make(relay, path), methods=["POST"]) for path in paths),
+            Route("/v1/models", models),
+            Route("/health", health),
+            Route("/live", live),
+            Route("/metrics", scrape),
+        ],
+        exception_handlers={HTTPException: _refuse_path},
+        lifespan=lifespan,
+    )
+
+
+def _json(value: object, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(value), status, media_type="application/json")
+
+
+async def _refuse_path(request: Request, error: Exception) -> Response:
+    """Unknown paths and methods get an error body like any other."""
+    assert isinstance(error, HTTPException)
+    text = f"{request.method} {request.url.path[:200]}: {error.detail}"
+    told = RequestError(text, code="not_found" if error.status_code == 404 else "bad_request", status=error.status_code)
+    return Response(error_body(told), error.status_code, headers={**error_headers(told), **(error.headers or {})})

@@ -1,0 +1,84 @@
+"""The client's side of a request that passes: its body in, the worker's answer out, byte for byte."""
+
+from __future__ import annotations
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from rackserve.api.errors import error_body, error_headers
+from rackserve.api.exchange import Exchange
+from rackserve.api.limits import Limits
+from rackserve.base.errors import RequestError
+from rackserve.relay.upstream import HOP_BY_HOP, RawHeaders
+
+_NOT_PASSED = HOP_BY_HOP | {b"host", b"content-length"}
+RANK_HEADER = "x-data-parallel-rank"
+
+
+class Passage(Exchange):
+    """An exchange whose answer is somebody else's."""
+
+    __slots__ = ("_is_stream", "_named")
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, limits: Limits, *, named: bool) -> None:
+        """`named`: the events of its dialect have names."""
+        super().__init__(scope, receive, send, limits)
+        self._is_stream = False
+        self._named = named
+
+    @property
+    def dp_rank(self) -> int | None:
+        """The rank the client asks for. Raises RequestError if it is no number."""
+        asked = self.headers.get(RANK_HEADER)
+        if asked is None:
+            return None
+        if not asked.isascii() or not asked.isdecimal() or len(asked) > 6:
+            raise RequestError(f"{RANK_HEADER} must be a number, got {asked[:40]!r}", param=RANK_HEADER)
+        return int(asked)
+
+    def passed_headers(self, dp_rank: int | None) -> list[tuple[bytes, bytes]]:
+        """What goes on to the worker: all but what belongs to this connection, with the rank it is for."""
+        dropped = {*_NOT_PASSED, RANK_HEADER.encode()}
+        named = self.headers.get("connection", "").lower().encode("latin-1").split(b",")
+        dropped.update(name.strip() for name in named)
+        headers = [(name, value) for name, value in self.headers.raw if name not in dropped]
+        if dp_rank is not None:
+            headers.append((RANK_HEADER.encode(), str(dp_rank).encode()))
+        return headers
+
+    async def begin(self, status: int, headers: RawHeaders) -> None:
+        """Send the head of the worker's answer."""
+        self.started = True
+        self._is_stream = any(name == b"content-type" and b"event-stream" in value for name, value in headers)
+        await self._put({"type": "http.response.start", "status": status, "headers": list(headers)})
+
+    async def send_whole(self, status: int, headers: RawHeaders, body: bytes) -> None:
+        """An answer that was read to its end before."""
+        await self.begin(status, headers)
+        await self.pass_on(body)
+        await self.end_stream()
+
+    async def pass_on(self, piece: bytes) -> None:
+        """The next piece of its body."""
+        await self._put({"type": "http.response.body", "body": piece, "more_body": True})
+
+    async def refuse(self, error: RequestError) -> None:
+        """Tell an error of the router's own. Before the first byte only."""
+        body = _named_error(error) if self._named else error_body(error)
+        await self.reply(body, status=error.status, headers=error_headers(error))
+
+    async def break_off(self, error: RequestError) -> None:
+        """The worker broke off in the middle. A stream ends with an event that tells so; anything else must not look complete,
+        so its connection is closed, which the server does to an answer that has no end.
+        """
+        if not self._is_stream:
+            return
+        event = b"event: error\ndata: " + _named_error(error) if self._named else b"data: " + error_body(error)
+        await self.pass_on(b"\n\n" + event + b"\n\n")  # what was cut off in the middle of an event is ended first
+        await self.end_stream()
+
+
+def _named_error(error: RequestError) -> bytes:
+    """The error as dialects with named events write it."""
+    kind = {400: "invalid_request_error", 404: "not_found_error", 429: "rate_limit_error"}.get(error.status, "api_error")
+    return msgspec.json.encode({"type": "error", "error": {"type": kind, "message": str(error), "code": error.code}})

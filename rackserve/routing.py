@@ -1,0 +1,48 @@
+"""`rackserve route`: a router in front of servers that others wrote."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import signal
+
+import msgspec
+
+from rackserve.api.server import listen, serve
+from rackserve.relay.config import RouteConfig, read_config
+from rackserve.relay.http import create_app
+from rackserve.relay.relay import Relay
+
+
+def route(options: argparse.Namespace) -> int:
+    """Run the router until it is told to stop."""
+    changes = {name: getattr(options, name) for name in ("host", "port", "tokenizer", "block_tokens", "pairs")}
+    config = read_config(options.config, options.workers, changes)
+    if options.policy is not None:
+        router = {**msgspec.structs.asdict(config.router), "policy": options.policy}
+        config = msgspec.structs.replace(config, router=type(config.router)(**router))
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
+    return asyncio.run(_route(config))
+
+
+async def _route(config: RouteConfig) -> int:
+    listener = listen(config.host, config.port)
+    relay = Relay(config)
+    stop = asyncio.Event()
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+
+    def on_signal() -> None:
+        if stop.is_set() and task is not None:
+            task.cancel()
+        stop.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, on_signal)
+    host, port = listener.getsockname()[:2]
+    print(f"routing to {len(config.workers)} workers on http://{host}:{port} (Ctrl-C to stop)", flush=True)
+    try:
+        await serve(create_app(relay), listener, gateway=relay, state=relay, stop=stop, grace_s=config.waits.grace)
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
+    return 0
