@@ -152,7 +152,7 @@ def _report(
     if pairs:
         lines += ["", *pairs_table(results[0].variant.label, pairs, num_seeds)]
     if options.price:
-        lines += ["", *costs_table(curves_of(results), options.price)]
+        lines += ["", *costs_table(results, options.price)]
     return [*lines, ""]
 
 

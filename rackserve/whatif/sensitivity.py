@@ -39,7 +39,10 @@ class Choice(msgspec.Struct, frozen=True):
 
 
 class Variation(msgspec.Struct, frozen=True):
-    """The choice if one group of coefficients is `factor` times what it is taken to be; None: nothing is fast enough."""
+    """The choice if one group of coefficients is `factor` times what it is taken to be; None: nothing is fast enough.
+
+    flips   the configuration that was best is no longer as good as the best
+    """
 
     group: str
     factor: float
@@ -53,21 +56,26 @@ def choose(results: Sequence[PointResult], floor: float, by_cost: bool = False) 
     by_cost: with the most completed requests per GPU instead, which are the cheapest at any price of a GPU.
     """
 
+    ranked = sorted(_scores(results, floor, by_cost).items(), key=lambda pair: -pair[1])
+    if not ranked:
+        return None
+    (label, score), rest = ranked[0], ranked[1:]
+    return Choice(label, score, rest[0][0], score / rest[0][1]) if rest else Choice(label, score)
+
+
+def _scores(results: Sequence[PointResult], floor: float, by_cost: bool) -> dict[str, float]:
+    """By configuration, those that are fast enough."""
+
     def work(point: OperatingPoint) -> float | None:
         return point.requests_per_gpu if by_cost else point.per_gpu
 
-    scores = []
+    scores = {}
     for label in dict.fromkeys(result.variant.label for result in results):
-        own = [result for result in results if result.variant.label == label]
-        for curve in curves_of(own):
+        for curve in curves_of([result for result in results if result.variant.label == label]):
             score = Line(curve).figure_at(floor, work)
             if score is not None:
-                scores.append((score, label))
-    if not scores:
-        return None
-    ranked = sorted(scores, key=lambda pair: -pair[0])
-    (score, label), rest = ranked[0], ranked[1:]
-    return Choice(label, score, rest[0][1], score / rest[0][0]) if rest else Choice(label, score)
+                scores[label] = score
+    return scores
 
 
 def varied_setups(variants: Sequence[Variant]) -> list[SimulatedSetup]:
@@ -95,7 +103,11 @@ def analyse(
             moved = [Variant(variant.label, scaled_by(variant.setup, group, factor)) for variant in variants]
             results = [point_of(variant, rows, 1, intervals=False) for variant in moved]
             choice = choose(results, floor, by_cost)
-            flips = (choice and choice.label) != (chosen and chosen.label)
+            before = _scores(results, floor, by_cost).get(chosen.label) if chosen else None
+            if chosen is None:
+                flips = choice is not None
+            else:
+                flips = before is None or choice is None or choice.score > before * (1 + CLOSE)
             found.append(Variation(group, factor, choice, flips))
             for variant, result in zip(variants, results, strict=True):
                 points[variant.setup].append(result.point)

@@ -10,10 +10,12 @@ from rackserve.bench.frontier import Curve, frontier
 from rackserve.bench.statistics import COVERAGE, Interval, Paired
 from rackserve.report.curves import Line, cost_at
 from rackserve.whatif.grid import Variant
-from rackserve.whatif.points import FIGURES, Figure, PointResult
+from rackserve.whatif.points import FIGURES, Figure, PointResult, curves_of
 from rackserve.whatif.sensitivity import Choice, Variation
 
 NOT_CLAIMED = "not claimed"
+MANY = 30
+"""With fewer completed sessions their cost is rough."""
 KINDS: tuple[tuple[str, str], ...] = (
     ("per_million_cached", "M cached"), ("per_million_uncached", "M uncached"), ("per_million_output", "M output"),
     ("per_request", "request"), ("per_session", "session"),
@@ -146,20 +148,22 @@ def _less_one(found: Interval) -> Interval:
     return Interval(found.estimate - 1, found.low - 1, found.high - 1)
 
 
-def costs_table(curves: Sequence[Curve], price: float) -> list[str]:
+def costs_table(results: Sequence[PointResult], price: float) -> list[str]:
     """Costs at every point, for a price per GPU-hour."""
-    rows = []
+    rows, curves = [], curves_of(results)
+    drained = {(each.variant.label, each.variant.setup.concurrency): each.num_sessions for each in results}
     for curve in curves:
         for point in curve.points:
             cost = cost_at(Line(Curve(curve.name, (point,))), point.interactivity, price)
             values = (getattr(cost, name) for name, _ in KINDS)
-            cells = ("–" if value is None else f"{value:,.4g}" for value in values)
+            cells = ["–" if value is None else f"{value:,.4g}" for value in values]
+            cells[-1] += "" if drained.get((curve.name, point.concurrency), MANY) >= MANY else " ~"
             rows.append((curve.name, str(point.concurrency), amount(point.interactivity), *cells))
     heads = ("configuration", "c", "tok/s/user", *(text for _, text in KINDS))
     return [
         f"cost at {price:g} per GPU-hour; for each kind of token the whole cost",
         *table(heads, rows),
-        "session: requests that ended over sessions that drained in the windows; –: none did",
+        f"session: requests that ended over sessions that drained in the windows; –: none did; ~: fewer than {MANY}, so rough",
     ]
 
 
@@ -183,12 +187,11 @@ def sensitivity_table(chosen: Choice | None, found: Sequence[Variation]) -> list
         score = f"{choice.score / chosen.score - 1:+.1%}" if choice and chosen and chosen.score else "–"
         lead = "–" if choice is None or choice.lead is None else f"{choice.lead - 1:.1%}"
         best = choice.label if choice else "none"
-        rows.append((each.group, f"{each.factor - 1:+.0%}", best, score, lead, "FLIPS" if each.flips else ""))
+        verdict = "FLIPS" if each.flips else "as good" if choice and chosen and choice.label != chosen.label else ""
+        rows.append((each.group, f"{each.factor - 1:+.0%}", best, score, lead, verdict))
     flips = [f"{each.group} {each.factor - 1:+.0%}" for each in found if each.flips]
-    verdict = (
-        f"the recommendation flips with: {', '.join(flips)}" if flips else "the recommendation holds under every variation"
-    )
-    return ["if coefficients are off (one seed)", *table(("group", "by", "best", "score", "lead", ""), rows, 3), verdict]
+    said = f"the recommendation flips with: {', '.join(flips)}" if flips else "the recommendation holds under every variation"
+    return ["if coefficients are off (one seed)", *table(("group", "by", "best", "score", "lead", ""), rows, 3), said]
 
 
 def document(

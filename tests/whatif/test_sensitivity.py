@@ -54,3 +54,15 @@ def test_a_variation_that_cannot_run_counts_as_no_choice_and_leaves_no_band() ->
     _, found, bands = analyse([FAST], made, 50)
     assert [(v.group, v.factor, v.choice) for v in found if v.flips] == [("cache_size", 0.8, None)]
     assert not bands
+
+
+def test_a_choice_between_two_that_are_as_good_does_not_flip() -> None:
+    twin = Variant("twin", msgspec.structs.replace(SETUP, prefill_tokens=9_999))
+    made = rows([FAST, twin])
+    for setup in made:
+        if setup.prefill_tokens == 9_999:
+            made[setup] = row(setup, 1_010 if setup.cache_size > 1 else 1_030 if setup.cache_size < 1 else 995, 5)
+    chosen, found, _ = analyse([FAST, twin], made, 50)
+    assert chosen is not None and chosen.label == "fast" and chosen.is_close
+    assert [(v.group, v.factor) for v in found if v.flips] == [("cache_size", 0.8), ("cache_size", 0.9)]
+    assert {v.choice.label for v in found if v.choice and v.group == "cache_size"} == {"twin"}
