@@ -20,6 +20,7 @@ SCRIPTS = (
     "control_plane",
     "index",
     "hashing",
+    "text_prefix",
     "simulator",
     "rack_simulation",
     "transfers",
