@@ -129,6 +129,10 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.prompt_logprobs >= 0 and not self.num_emitted
 
 
+MAX_PROMPT_SCORES = 4_000_000
+"""Prompt tokens times (`prompt_logprobs` + 2), at most: they travel in one message."""
+
+
 class Placement(msgspec.Struct, frozen=True):
     """Where one attempt of a request runs. `cached_tokens` is what the router expects the prefill rank not to compute."""
 

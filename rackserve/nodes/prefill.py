@@ -25,6 +25,7 @@ from rackserve.base.messages import (
     Reserved,
     TokensEmitted,
 )
+from rackserve.base.request import MAX_PROMPT_SCORES
 from rackserve.base.units import blocks_for
 from rackserve.nodes.handover import Errand, Pusher
 from rackserve.nodes.moves import pool_copies
@@ -68,6 +69,10 @@ class PrefillNode:
         needed = blocks_for(request.num_tokens, worker.layout.block_tokens)
         if dp_rank >= len(worker.ranks) or needed > worker.caches[dp_rank].num_blocks:
             self._fail(request.key, dp_rank % len(worker.ranks), f"the prompt needs {needed} blocks", retry=False)
+            return
+        if request.scores_prompt and request.num_tokens * (request.prompt_logprobs + 2) > MAX_PROMPT_SCORES:
+            reason = f"prompt tokens times (prompt_logprobs + 2) may be {MAX_PROMPT_SCORES} at most"
+            self._fail(request.key, dp_rank, reason, retry=False)
             return
         sequence = worker.open(request, message.placement, "queued", 1)
         now = worker.ports.clock.now()

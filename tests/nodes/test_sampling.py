@@ -6,7 +6,7 @@ import pytest
 
 from rackserve.base.events import AttemptRetried, RequestEnded
 from rackserve.base.messages import HandOver, Output, Prefill, Reserve, TokensEmitted
-from rackserve.base.request import Constraint, SamplingParams
+from rackserve.base.request import MAX_PROMPT_SCORES, Constraint, SamplingParams
 from rackserve.base.step import UNSUPPORTED
 from tests.nodes.rig import BLOCK, MS, Rig, prompt
 
@@ -80,3 +80,10 @@ def test_a_prompt_that_is_scored_is_computed_whole_and_leaves_its_blocks_to_othe
     assert again.usage.cached_tokens == 3 * BLOCK
     assert [message.request.prompt_logprobs for message in rig.messages_of(Prefill)] == [-1, 1, -1]
     assert not rig.messages_of(Reserve)
+
+
+def test_more_scores_than_fit_a_message_are_refused_at_once() -> None:
+    rig = Rig()
+    answer = rig.submit("r", prompt(10), 1, prompt_logprobs=MAX_PROMPT_SCORES // 10)
+    rig.rest()
+    assert (answer.error, answer.attempts) == ("too_large", 1)
