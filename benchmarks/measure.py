@@ -22,6 +22,8 @@ class Options(msgspec.Struct, frozen=True):
     trace: str = ""
     costs: str = ""
     harness: str = ""
+    dynamo: str = ""
+    mooncake: str = ""
 
     @property
     def rounds(self) -> int:
@@ -151,8 +153,10 @@ def main(run: Callable[[Options], Result], description: str | None) -> int:
     parser.add_argument("--trace", default="", help="a file of recorded sessions to use as well (simulator)")
     parser.add_argument("--costs", default="", help="costs.json of a calibrated run (simulations); default: assumed costs")
     parser.add_argument("--harness", default="", help="the command of agentx-harness, to compare with (agentx_agreement)")
+    parser.add_argument("--dynamo", default="", help="the Python of an environment with ai-dynamo (peer_replay)")
+    parser.add_argument("--mooncake", default="", help="a Mooncake trace of requests (peer_replay)")
     given = parser.parse_args()
-    result = run(Options(given.quick, given.seed, given.trace, given.costs, given.harness))
+    result = run(Options(given.quick, given.seed, given.trace, given.costs, given.harness, given.dynamo, given.mooncake))
     if given.json:
         sys.stdout.write(msgspec.json.encode(result).decode() + "\n")
     else:

@@ -31,8 +31,9 @@ SCRIPTS = (
     "pool_vs_affinity",
     "client",
     "agentx_agreement",
+    "peer_replay",
 )
-PEERS = ("agentx_agreement",)
+PEERS = ("agentx_agreement", "peer_replay")
 """Scripts that compare with other people's software: without it they keep the section they left before."""
 
 FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_int8")
@@ -116,11 +117,12 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--trace", default="", help="a file of recorded sessions for the simulator to run as well")
     parser.add_argument("--costs", default="", help="costs.json of a calibrated run, for the simulated comparison")
     parser.add_argument("--harness", default="", help="the command of agentx-harness, in an environment of its own")
+    parser.add_argument("--dynamo", default="", help="the Python of an environment with ai-dynamo, to compare with")
+    parser.add_argument("--mooncake", default="", help="a Mooncake trace of requests, for that comparison")
     given = parser.parse_args(words)
     arguments = ["--seed", str(given.seed)] + ["--quick"] * given.quick
-    arguments += [
-        word for name in ("trace", "costs", "harness") for word in (f"--{name}", getattr(given, name)) if getattr(given, name)
-    ]
+    files = {name: getattr(given, name) for name in ("trace", "costs", "harness", "dynamo", "mooncake")}
+    arguments += [word for name, file in files.items() if file for word in (f"--{name}", file)]
     load, started = os.getloadavg()[0], monotonic()
     results: list[Result] = []
     out = given.out or (None if given.quick else HERE / "RESULTS.md")

@@ -13,7 +13,7 @@ import pytest
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 SHARED = {"measure", "real_step", "run"}
-PEERS = {"agentx_agreement"}
+PEERS = {"agentx_agreement", "peer_replay"}
 """Without the other people's software they compare with they only say what they need."""
 
 SCRIPTS = sorted(path.stem for path in BENCHMARKS.glob("*.py") if path.stem not in SHARED)
