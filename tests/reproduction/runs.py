@@ -14,7 +14,7 @@ RUN = SimulatedFigures(
 
 
 def run(**fields: float | None) -> SimulatedFigures:
-    return msgspec.structs.replace(RUN, **fields)  # type: ignore[arg-type]
+    return msgspec.structs.replace(RUN, **fields)
 
 
 RUNS = {

@@ -4,6 +4,8 @@ from math import sqrt
 
 import pytest
 
+from rackserve.bench.statistics import Interval
+from rackserve.reproduction.confidence import Load
 from rackserve.reproduction.predictions import predict, throughput_at
 from tests.reproduction.runs import RUNS, run
 
@@ -69,3 +71,14 @@ def test_the_cost_models_figures_are_those_of_its_page() -> None:
     assert found["single-first"].value == pytest.approx(1117, rel=0.05)
     assert found["table-shard"].value == pytest.approx(10.5, rel=0.01)
     assert found["decode-step"].value == pytest.approx(-6.8, abs=0.1)
+
+
+def test_a_wait_of_a_rack_without_room_is_not_claimed_but_its_rate_is() -> None:
+    intervals = {"pool-ttft": Interval(4.0, 3.0, 5.0), "pool-requests": Interval(1.7, 1.5, 1.9)}
+    full = {"three-pool": Load(1.0, "SATURATED"), "twelve-least": Load(0.4, "STABLE")}
+    found = predict(RUNS, intervals, full)
+    assert not found["pool-ttft"].claimed and "not claimed" in found["pool-ttft"].note
+    assert (found["pool-ttft"].value, found["pool-ttft"].low, found["pool-ttft"].high) == (4.0, 3.0, 5.0)
+    assert found["pool-requests"].claimed and found["pool-requests"].value == 1.7
+    assert found["pool-hit"].claimed and found["least-ttft"].claimed
+    assert "STABLE: prefill computes 40%" in found["least-ttft"].note

@@ -82,3 +82,12 @@ def test_amounts_have_the_digits_that_count() -> None:
         "10.5",
         "-6.79",
     ]
+
+
+def test_a_wait_that_is_not_claimed_does_not_count_however_near() -> None:
+    figure = published()["pool-ttft"]
+    row = rows_of({"a": figure}, {"a": Prediction(figure.value, "simulated", low=0.0, claimed=False)})[0]
+    score = score_of([row])
+    assert row.error == 0 and not row.near
+    assert (score.num_near, score.num_within_band, score.num_unclaimed) == (0, 0, 1)
+    assert "| simulated, not claimed |" in markdown([row], {}, "head")
