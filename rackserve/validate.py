@@ -13,22 +13,24 @@ from rackserve import __version__
 from rackserve.base.errors import ConfigError
 from rackserve.validation.cache_policies import CacheRow
 from rackserve.validation.cache_table import cache_table, table_lines
-from rackserve.validation.history import Drift, append, drift, last_line, revision
+from rackserve.validation.history import Drift, append, drift, entries, revision
 from rackserve.validation.hit_curve import SOURCE, HitRow, compare_hits
 from rackserve.validation.mixed_engine import SETUP, TimingAgreement, compare_timings
+from rackserve.validation.rows import Trial, lines_of
+from rackserve.validation.set_ups import run_set_ups
 from rackserve.validation.silicon import Silicon, compare_silicon
 
 NOT_SET_UP = (
-    "times to first token of the silicon table: they are of queues, and arrivals are not part of it",
-    "pool against round robin on GB200 (vLLM and Mooncake, May 2026): no cost model of Kimi",
-    "token-aware routing on H100 (llm-d, August 2026): no router over engines that mix prompts and decode",
-    "pull from a peer against computing again (llm-d, August 2026): no cost model of gpt-oss",
+    "disaggregated rows of the silicon table: their rows give no link between prefill and decode",
+    "Mooncake's prefill and decode on A800: no such chip here, and its simulator's step times are not published",
+    "token-aware routing of code generation and reasoning (llm-d, August 2026): their workloads are drawn from a catalogue",
+    "GLM-5.2 on H200 (llm-d, July 2026): no sizes of its sparse attention",
 )
 """Known measurements that nothing here is compared with, and why."""
 
 
-GIVEN = ("silicon", "mooncake", "requests", "sessions")
-"""Options that say what to compare with."""
+FILES = ("silicon", "mooncake", "requests", "sessions")
+"""Options that name a file to compare with."""
 
 MOST_CHANGES = 20
 """Figures that moved since the last run are printed up to this many."""
@@ -44,13 +46,14 @@ class Validation(msgspec.Struct, frozen=True):
     hits: tuple[HitRow, ...] | None = None
     requests: TimingAgreement | None = None
     caches: tuple[CacheRow, ...] | None = None
+    set_ups: tuple[Trial, ...] | None = None
 
 
 def validate(options: argparse.Namespace) -> int:
     """Compare what was given. ConfigError if nothing was, FileFormatError for a file that is not what it should be."""
-    if not any(getattr(options, name) for name in GIVEN):
-        raise ConfigError(f"nothing to compare with; give {', '.join(f'--{name} FILE' for name in GIVEN)} or several of them")
-    before = last_line(Path(options.history)) if options.history else None
+    if not (options.set_ups or any(getattr(options, name) for name in FILES)):
+        raise ConfigError(f"nothing to compare with; give --set-ups, {', '.join(f'--{name} FILE' for name in FILES)}")
+    before = entries(Path(options.history)) if options.history else []
     result = Validation(
         __version__,
         datetime.now(UTC).date().isoformat(),
@@ -59,10 +62,11 @@ def validate(options: argparse.Namespace) -> int:
         hits=tuple(compare_hits(Path(options.mooncake))) if options.mooncake else None,
         requests=compare_timings(Path(options.requests)) if options.requests else None,
         caches=cache_table(Path(options.sessions)) if options.sessions else None,
+        set_ups=run_set_ups() if options.set_ups else None,
     )
     _print(result)
     if options.history:
-        if before is not None:
+        if before:
             _print_drift(drift(before, msgspec.to_builtins(result)))
         append(Path(options.history), result)
     return 0
@@ -77,6 +81,8 @@ def _print(result: Validation) -> None:
         _print_requests(result.requests)
     if result.caches is not None:
         print("\n".join(table_lines(result.caches)))
+    for trial in result.set_ups or ():
+        print("\n".join(lines_of(trial)))
     print("not compared:")
     for text in NOT_SET_UP:
         print(f"  {text}")
@@ -89,12 +95,13 @@ def _print_drift(found: Drift) -> None:
 
 
 def _print_silicon(silicon: Silicon) -> None:
-    print("time per output token, cost model against measured: median |error|, median error, share too low, rank correlation")
-    print(f"  {'model':14} {'chip':6} {'engine':8} {'rows':>4}  {'decode steps alone':^28}  {'with prompts mixed in':^28}")
+    print("cost model against measured, not calibrated: median |error|, median error, share too low, rank correlation")
+    heads = ("time per token, decode alone", "the same, prompts mixed in", "time to first token")
+    print(f"  {'model':14} {'chip':6} {'engine':8} {'rows':>4}  " + "  ".join(f"{head:^28}" for head in heads))
     for group in silicon.groups:
         columns = "  ".join(
             f"{part.median_error:6.0%} {part.median_signed:+6.0%} {part.share_low:6.0%} {_tau(part.tau)}"
-            for part in (group.decode, group.mixed)
+            for part in (group.decode, group.mixed, group.ttft)
         )
         print(f"  {group.model:14} {group.chip:6} {group.engine:8} {group.decode.count:4}  {columns}  not calibrated")
     print("rows: " + ", ".join(f"{number:,} {outcome}" for outcome, number in silicon.outcomes.items()))

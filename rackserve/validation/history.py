@@ -1,9 +1,9 @@
-"""What earlier validations came to: one JSON line a run, and which figures have moved since the last."""
+"""What earlier validations came to: one JSON line a run, and which figures have moved since they were last found."""
 
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -23,7 +23,7 @@ class Change(msgspec.Struct, frozen=True):
 
 
 class Drift(msgspec.Struct, frozen=True):
-    """Figures that both lines have: how many, and those that moved. `since` names the older line."""
+    """Figures that were known before: how many are the same, and those that moved. `since` names the newest earlier line."""
 
     since: str
     num_same: int
@@ -62,24 +62,26 @@ def _named(items: list[object]) -> list[tuple[str, object]]:
     return [(name if names.count(name) == 1 else f"{name} {number}", item) for number, (name, item) in enumerate(made)]
 
 
-def last_line(path: Path) -> dict[str, object] | None:
-    """The newest entry of a history; None if there is none yet. FileFormatError if it is no history."""
+def entries(path: Path) -> list[dict[str, object]]:
+    """All lines of a history, oldest first; none if it does not exist yet. FileFormatError if it is no history."""
     if not path.exists():
-        return None
+        return []
     try:
-        lines = [line for line in path.read_bytes().splitlines() if line.strip()]
-        return msgspec.json.decode(lines[-1], type=dict[str, object]) if lines else None
+        return [msgspec.json.decode(line, type=dict[str, object]) for line in path.read_bytes().splitlines() if line.strip()]
     except (OSError, msgspec.MsgspecError) as error:
         raise FileFormatError(f"{path}: {error}; give a file of earlier validations, or a new one, to --history") from None
 
 
-def drift(before: Mapping[str, object], now: Mapping[str, object]) -> Drift:
-    """What has moved between two entries, largest first."""
-    old, new = figures(before), figures(now)
+def drift(before: Sequence[Mapping[str, object]], now: Mapping[str, object]) -> Drift:
+    """What has moved between `now` and the newest earlier line that has the figure, largest first."""
+    old: dict[str, float] = {}
+    for line in before:
+        old |= figures(line)
+    new = figures(now)
     both = [name for name in new if name in old]
     moved = [Change(name, old[name], new[name]) for name in both if abs(new[name] - old[name]) > SAME * abs(old[name])]
     moved.sort(key=lambda change: -abs(change.now - change.before) / (abs(change.before) or 1.0))
-    since = " ".join(str(before.get(key, "")) for key in ("date", "revision")).strip()
+    since = " ".join(str(before[-1].get(key, "")) for key in ("date", "revision")).strip() if before else ""
     return Drift(since, len(both) - len(moved), tuple(moved))
 
 

@@ -31,9 +31,12 @@ class Trial(msgspec.Struct, frozen=True):
     rows: tuple[Row, ...]
 
     def agreement(self) -> Agreement | None:
-        """Over the figures that were published; None without any."""
-        pairs = [(row.ours, row.published) for row in self.rows if row.published is not None]
-        return agreement([ours for ours, _ in pairs], [theirs for _, theirs in pairs]) if pairs else None
+        """Over the figures that were published; None without any. Figures of several units have no order."""
+        rows = [row for row in self.rows if row.published is not None]
+        if not rows:
+            return None
+        found = agreement([row.ours for row in rows], [row.published or 0.0 for row in rows])
+        return found if len({row.unit for row in rows}) == 1 else msgspec.structs.replace(found, tau=None)
 
 
 def lines_of(trial: Trial) -> list[str]:

@@ -23,6 +23,8 @@ from rackserve.sim.cost.setup import Setup
 from rackserve.sim.cost.step_model import StepModel
 from rackserve.sim.hardware import chips
 from rackserve.validation.agreement import Agreement, agreement
+from rackserve.validation.mixed_time import MixedTime
+from rackserve.validation.silicon_ttft import closed_loop_ttft
 
 MODELS = {
     ("deepseek-ai/DeepSeek-R1", "fp8"): "deepseek-v3",
@@ -39,7 +41,7 @@ MOST_CHIPS = 16
 """Rows of one engine over more chips than that are disaggregated ones under a wrong name."""
 
 COLUMNS = ("model_path", "system", "precision", "mode", "backend", "isl", "osl", "batch_size", "tp_size",
-           "attention_dp_size", "moe_tp_size", "moe_ep_size", "silicon_tpot_ms")  # fmt: skip
+           "attention_dp_size", "moe_tp_size", "moe_ep_size", "silicon_ttft_ms", "silicon_tpot_ms")  # fmt: skip
 
 Outcome = Literal[
     "used", "another mode", "another model or precision", "another chip", "parallelism that does not add up", "no time given"
@@ -49,6 +51,8 @@ Outcome = Literal[
 class SiliconGroup(msgspec.Struct, frozen=True):
     """One model on one chip under one engine: times per output token by decode steps alone, and with prompts mixed in.
 
+    ttft   times to first token of a closed loop of as many requests as the batch is large (see `silicon_ttft`)
+
     No coefficient was ever fitted to any of these models, so none of this is calibrated.
     """
 
@@ -57,6 +61,7 @@ class SiliconGroup(msgspec.Struct, frozen=True):
     engine: str
     decode: Agreement
     mixed: Agreement
+    ttft: Agreement
 
 
 class Silicon(msgspec.Struct, frozen=True):
@@ -83,7 +88,7 @@ def read_rows(path: Path) -> list[dict[str, str]]:
 def compare_silicon(path: Path) -> Silicon:
     """Times per output token of the table's rows against the cost model's."""
     outcomes: Counter[str] = Counter()
-    pairs: dict[tuple[str, str, str], list[tuple[float, float, float]]] = {}
+    pairs: dict[tuple[str, str, str], list[tuple[float, float, float, float, float]]] = {}
     for number, row in enumerate(read_rows(path), 2):
         outcome = _outcome(row)
         outcomes[outcome] += 1
@@ -91,13 +96,18 @@ def compare_silicon(path: Path) -> Silicon:
             continue
         key = (MODELS[row["model_path"], row["precision"]], CHIPS[row["system"]], row["backend"])
         try:
-            pairs.setdefault(key, []).append((*_tpot_ms(row, key[0], key[1]), float(row["silicon_tpot_ms"])))
+            tpots, measured = _tpot_ms(row, key[0], key[1]), (float(row["silicon_tpot_ms"]), float(row["silicon_ttft_ms"]))
+            pairs.setdefault(key, []).append((*tpots, _ttft_ms(row, key[0], key[1]), *measured))
         except (ValueError, ZeroDivisionError, ConfigError) as error:
             raise FileFormatError(f"{path}:{number}: {error}; correct or remove this row") from None
     groups = []
     for key, found in sorted(pairs.items()):
-        decode, mixed, measured = zip(*found, strict=True)
-        groups.append(SiliconGroup(*key, agreement(decode, measured), agreement(mixed, measured)))
+        decode, mixed, ttft, tpot_measured, ttft_measured = zip(*found, strict=True)
+        groups.append(
+            SiliconGroup(
+                *key, agreement(decode, tpot_measured), agreement(mixed, tpot_measured), agreement(ttft, ttft_measured)
+            )
+        )
     return Silicon(tuple(groups), dict(outcomes))
 
 
@@ -108,7 +118,7 @@ def _outcome(row: dict[str, str]) -> Outcome:
         return "another model or precision"
     if row["system"] not in CHIPS:
         return "another chip"
-    if not float(row["silicon_tpot_ms"] or 0) > 0:
+    if not (float(row["silicon_tpot_ms"] or 0) > 0 and float(row["silicon_ttft_ms"] or 0) > 0):
         return "no time given"
     tp, ranks = _parallel(row)
     experts = MODELS[row["model_path"], row["precision"]] == "deepseek-v3"
@@ -140,3 +150,10 @@ def _tpot_ms(row: dict[str, str], model: str, chip_name: str) -> tuple[float, fl
     terms = step("prefill").terms([prefill_load(prompt)])
     prefill = sum(term.seconds for term in terms if term.name != "step base")
     return decode * 1e3, (decode + batch / output * prefill) * 1e3
+
+
+def _ttft_ms(row: dict[str, str], model: str, chip_name: str) -> float:
+    """Milliseconds to the first token in a closed loop of one rank, the others being alike."""
+    tp, ranks = _parallel(row)
+    time = MixedTime(architecture_named(model), chip_name, tp=tp, ep=ranks)
+    return 1e3 * closed_loop_ttft(time, max(1, int(row["batch_size"]) // ranks), int(row["isl"]), int(row["osl"]))

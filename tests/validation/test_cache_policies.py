@@ -114,9 +114,9 @@ def test_a_hashed_session_stays_and_others_are_spread() -> None:
 def test_a_session_of_growing_prompts_hits_all_but_its_end() -> None:
     """Three turns of 2, 4 and 6 blocks of 4 tokens, played again and again under new names: 0 + 2 + 4 blocks hit of 12."""
     talk = session("a", *[request(3.0 * turn, 1.0, range(2 * turn + 2)) for turn in range(3)])
-    setup = CacheSetup(1, 1.0, 2, 1_000, block_tokens=4, warm_s=0, measured_s=9_000)
+    setup = CacheSetup(1, 1.0, 2, 1_000, block_tokens=4, warm_s=0, measured_s=3_000)
     row = compare_caches([talk], setup, ["pool", "sticky hash"])
-    assert [cell.hit_rate for cell in row.cells] == [pytest.approx(0.5, abs=0.001)] * 2
+    assert [cell.hit_rate for cell in row.cells] == [pytest.approx(0.5, abs=0.01)] * 2
 
 
 def test_a_cache_without_a_block_and_a_run_without_a_request_are_refused(drawn: list[Session]) -> None:

@@ -23,7 +23,7 @@ def test_the_reference_agrees_with_itself() -> None:
 
 def test_an_order_that_turns_shows() -> None:
     found = verdict([row(400, 1.0, pool=0.9)])
-    assert found.orders == (pytest.approx(1 / 3),)  # two of its six pairs turned
+    assert found.orders[0] == pytest.approx(1 / 3)  # two of its six pairs turned
     assert found.largest == pytest.approx(5.9) and found.knee_gain is None
 
 

@@ -6,13 +6,17 @@ from pathlib import Path
 import pytest
 
 from rackserve.base.errors import FileFormatError
-from rackserve.validation.silicon import compare_silicon, read_rows
+from rackserve.validation.silicon import Silicon, compare_silicon, read_rows
 
 CUT = Path(__file__).parent.parent / "data" / "silicon_cut.csv"
 
 
-def test_rows_are_grouped_and_those_left_out_are_counted_by_reason() -> None:
-    found = compare_silicon(CUT)
+@pytest.fixture(scope="module")
+def found() -> Silicon:
+    return compare_silicon(CUT)
+
+
+def test_rows_are_grouped_and_those_left_out_are_counted_by_reason(found: Silicon) -> None:
     assert [(group.model, group.chip, group.engine, group.decode.count) for group in found.groups] == [
         ("deepseek-v3", "h200", "trtllm", 6),
         ("qwen3-32b", "gb200", "trtllm", 1),
@@ -26,15 +30,16 @@ def test_rows_are_grouped_and_those_left_out_are_counted_by_reason() -> None:
     }
 
 
-def test_prompts_in_between_only_add_time() -> None:
-    for group in compare_silicon(CUT).groups:
+def test_prompts_in_between_only_add_time(found: Silicon) -> None:
+    for group in found.groups:
         assert group.mixed.median_signed > group.decode.median_signed
         assert group.mixed.share_low <= group.decode.share_low
 
 
-def test_an_uncalibrated_model_still_puts_measured_points_into_their_order() -> None:
-    by_model = {group.model: group for group in compare_silicon(CUT).groups if group.mixed.count > 1}
+def test_an_uncalibrated_model_still_puts_measured_points_into_their_order(found: Silicon) -> None:
+    by_model = {group.model: group for group in found.groups if group.mixed.count > 1}
     assert all(group.mixed.tau is not None and group.mixed.tau > 0 for group in by_model.values())
+    assert all(group.ttft.count == group.mixed.count for group in found.groups)
 
 
 def test_a_compressed_table_reads_alike(tmp_path: Path) -> None:
