@@ -52,8 +52,7 @@ def _simulated(options: argparse.Namespace, workload: Workload, path: Path | Non
     wanted = {name: seeds_of(setup, options.seeds if name in pairs else 1) for name, setup in all_setups().items()}
     if options.bands:
         wanted |= {name: [setup] for name, setup in at_step_times().items()}
-    order = sorted((setup for setups in wanted.values() for setup in setups), key=lambda setup: -setup.concurrency)
-    done = run_all(order, workload, options.processes, path, _tell)
+    done = run_all((setup for setups in wanted.values() for setup in setups), workload, options.processes, path, _tell)
     found = {name: [done[setup] for setup in setups] for name, setups in wanted.items()}
     for name, rows in found.items():
         for row in rows:

@@ -42,7 +42,7 @@ def test_pairs_run_under_every_seed_and_curves_under_one(
     content = json.loads((tmp_path / "reproduction.json").read_bytes())
     counts = {name: run["num_requests"] for name, run in content["runs"].items()}
     assert (
-        counts["three-pool"] == 3 * RUN.num_requests and counts["three-pool-slow"] == counts["rubin-12000"] == RUN.num_requests
+        counts["three-pool"] == 3 * RUN.num_requests and counts["three-pool-slow"] == counts["rubin-18000"] == RUN.num_requests
     )
     assert content["loads"]["three-pool"]["label"] in ("STABLE", "SATURATED", "OVERLOADED")
     assert {path.name for path in tmp_path.iterdir()} == {"gb300.json", "reproduction.json", "reproduction.md", "rubin.json"}

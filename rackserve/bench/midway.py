@@ -20,6 +20,9 @@ from rackserve.bench.plan import IdleCaps, Plan, RequestKey, Send
 
 KEPT_NS: Time = IdleCaps().tree_ns
 
+AT_ONCE = 1_000
+"""Prompts that fill caches are in flight at once at most, so that they end about in their order."""
+
 
 class Midway:
     """`plan` from `elapsed_ns` after its measuring began; before, a request takes `answer_ns(send)`.
@@ -38,7 +41,7 @@ class Midway:
         self._fresh: list[Send] = []  # to be sent at `_since` on the rack's clock: primers, then what was in flight
         self._since: Time = 0
         self._again: list[Send] = []
-        self._primers: set[RequestKey] = set()
+        self._primers: set[RequestKey] = set()  # in flight
         self._stopped = False
         self.measured_from_ns: Time | None = None
         self.aborted = ""
@@ -49,7 +52,7 @@ class Midway:
 
     @property
     def next_due(self) -> Time | None:
-        if self._fresh:
+        if self._fresh and len(self._primers) < AT_ONCE:
             return self._since
         due = self._plan.next_due if self.measured_from_ns is not None else None
         return None if due is None else due + self._offset
@@ -76,14 +79,16 @@ class Midway:
             )
             for _, send in primers
         ]
-        self._primers = {send.key for send in self._fresh}
-        if not self._primers:
+        if not self._fresh:
             self._join(now)
 
     def take_due(self, now: Time) -> list[Send]:
-        taken, self._fresh = self._fresh, []
         if self.measured_from_ns is None:
+            room = AT_ONCE - len(self._primers)
+            taken, self._fresh = self._fresh[:room], self._fresh[room:]
+            self._primers.update(send.key for send in taken)
             return taken
+        taken, self._fresh = self._fresh, []
         due = self._plan.take_due(now - self._offset)
         return taken + [msgspec.structs.replace(send, due_ns=send.due_ns + self._offset) for send in due]
 
@@ -104,7 +109,6 @@ class Midway:
 
     def stop(self, now: Time) -> None:
         self._stopped = True
-        self._primers.difference_update(send.key for send in self._fresh)
         self._fresh.clear()
         self._plan.stop(now - self._offset)
 
@@ -112,7 +116,8 @@ class Midway:
         if key not in self._primers:
             raise InvariantError(f"request {key} ended but is not in flight")
         self._primers.discard(key)
-        if not self._primers and not self._stopped:
+        self._since = now
+        if not self._primers and not self._fresh and not self._stopped:
             self._join(now)
 
     def _join(self, now: Time) -> None:

@@ -19,8 +19,8 @@ RACK_PREFILL, RACK_DECODE = 48, 24
 SLICE = 24
 """Of a rack of 72 chips one part in so many is simulated, with as small a part of its sessions."""
 
-RUBIN_LANES = (12_000, 18_000, 24_000, 30_000, 36_000)
-GB300_LANES = (3_000, 6_000, 9_000, 12_000, 18_000)
+RUBIN_LANES = (18_000, 24_000, 30_000, 36_000)
+GB300_LANES = (6_000, 9_000, 12_000, 18_000)
 """Live sessions of the whole rack at each point of its curve."""
 
 RECIPE_LANES = (64, 128, 256)
@@ -123,8 +123,8 @@ def _pinned(setup: SimulatedSetup) -> SimulatedSetup:
 
 
 def all_setups() -> dict[str, SimulatedSetup]:
-    """Every set-up that is simulated, the longest runs first."""
-    return three_pairs() | twelve_pairs() | rubin_curve() | gb300_curve() | gb300_recipe()
+    """Every set-up that is simulated."""
+    return three_pairs() | rubin_curve() | gb300_curve() | gb300_recipe() | twelve_pairs()
 
 
 def at_step_times() -> dict[str, SimulatedSetup]:

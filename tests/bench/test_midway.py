@@ -82,6 +82,21 @@ def test_conversations_that_were_over_for_longer_than_any_pause_are_not_primed()
     assert [send.key.tree for send in primers(plan)] == ["s0/0", "s0/0", "s0/1", "s0/1"]
 
 
+def test_only_so_many_are_primed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rackserve.bench.midway.AT_ONCE", 3)
+    plan = Midway(replay(), to_ns(19), answer_ns)
+    sends = primers(plan)
+    assert len(sends) == 3 and plan.next_due is None and plan.take_due(0) == []
+    plan.on_finished(sends[1].key, 7)
+    assert plan.next_due == 7
+    (last,) = plan.take_due(7)
+    assert str(last.key) == "s0/0/0/3"
+    for send in (sends[0], sends[2], last):
+        assert plan.measured_from_ns is None
+        plan.on_finished(send.key, 9)
+    assert plan.measured_from_ns == 9
+
+
 def test_what_was_in_flight_is_sent_again_at_once_and_in_full() -> None:
     plan = Midway(replay(), to_ns(1), answer_ns)
     plan.start(to_ns(7))
