@@ -32,6 +32,9 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tokenizer          folder of a tokenizer to use instead of the model's
     max_model_len      positions of prompt and output together; 0: what the model and the ranks' blocks allow
     grace              seconds that open answers get when the server is told to stop
+    kv_events          where other routers hear what the rack holds, with token ids, such as tcp://127.0.0.1:5557. Whoever can
+                       connect can read prompts; empty: nowhere
+    kv_replay          where they get again what they missed
     """
 
     host: str = "127.0.0.1"
@@ -40,8 +43,12 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tokenizer: str = ""
     max_model_len: int = 0
     grace: float = 30.0
+    kv_events: str = ""
+    kv_replay: str = ""
 
     def __post_init__(self) -> None:
+        if self.kv_replay and not self.kv_events:
+            raise ConfigError("server.kv_replay is given without server.kv_events; give both")
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"server.port must be between 0 and 65535, got {self.port}")
         require_range("server", self, ("max_model_len",), 0, MAX_COUNT)

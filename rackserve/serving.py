@@ -26,6 +26,8 @@ from rackserve.base.ids import NodeId
 from rackserve.base.keys import CacheNamespace
 from rackserve.base.kv_layout import KvLayout
 from rackserve.config import Settings
+from rackserve.live.kv_announcer import KvAnnouncer
+from rackserve.live.kv_events import KvPublisher
 from rackserve.live.rack import LiveRack
 from rackserve.live.recorder import Recorded, Sink
 from rackserve.live.supervisor import RankStatus
@@ -123,6 +125,7 @@ async def open_server(settings: Settings, sinks: Sequence[Sink] = (), tap: Tap |
     `sinks` get every recorded event, `tap` every request and its output.
     """
     keys = open_keys(settings)
+    publisher: KvPublisher | None = None
     listener = listen(settings.server.host, settings.server.port)
     try:
         ranks = settings.topology.ranks("prefill") + settings.topology.ranks("decode")
@@ -135,14 +138,27 @@ async def open_server(settings: Settings, sinks: Sequence[Sink] = (), tap: Tap |
             if isinstance(recorded.event, RankChanged) and recorded.event.state == "failed":
                 state.ready = state.ready and _can_serve(rack.status())
 
-        rack = LiveRack(settings.rack, settings.runner, sinks=[follow, *sinks], supervisor=settings.supervisor)
+        publisher, announcer = _open_events(settings)
+        taps: list[Tap] = [each for each in (tap, announcer) if each is not None]
+        rack = LiveRack(
+            settings.rack,
+            settings.runner,
+            sinks=[follow, *sinks],
+            supervisor=settings.supervisor,
+            around_router=None if announcer is None else announcer.around_router,
+        )
         async with rack:
             served = await asyncio.to_thread(describe_model, settings, rack.layout)
+            if announcer is not None:
+                announcer.speak_of(served.namespace)
             transport: Transport = rack.transport_for(API)
-            if tap is not None:
-                transport = tap.around_transport(transport)
+            for each in taps:
+                transport = each.around_transport(transport)
             gateway = Gateway(transport, node=API, wait_s=settings.deadlines.request)
-            rack.add_node(API, gateway if tap is None else tap.around_node(gateway))
+            node: Node = gateway
+            for each in taps:
+                node = each.around_node(node)
+            rack.add_node(API, node)
             factory = RequestFactory(
                 served.tokenizer,
                 served.namespace,
@@ -179,6 +195,17 @@ async def open_server(settings: Settings, sinks: Sequence[Sink] = (), tap: Tap |
                 raise
     finally:
         listener.close()
+        if publisher is not None:
+            publisher.close()
+
+
+def _open_events(settings: Settings) -> tuple[KvPublisher, KvAnnouncer] | tuple[None, None]:
+    """What tells other routers of the rack's holdings, if that is wanted."""
+    server = settings.server
+    if not server.kv_events:
+        return None, None
+    publisher = KvPublisher(server.kv_events, server.kv_replay)
+    return publisher, KvAnnouncer(settings.topology.ranks("prefill"), publisher.publish)
 
 
 def open_keys(settings: Settings) -> KeyRing:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 
 from rackserve.assemble import RackConfig, build_frontend, build_pool, build_router
@@ -41,13 +41,15 @@ class LiveRack:
         sinks: Sequence[Sink] = (),
         supervisor: SupervisorConfig | None = None,
         command: Sequence[str] = ENGINE_COMMAND,
+        around_router: Callable[[Node], Node] | None = None,
     ) -> None:
-        """`command` starts a rank process. ResourceError if packages lack."""
+        """`command` starts a rank process; `around_router` may hear what the router is sent. ResourceError if packages lack."""
         require_packages(runner)
         self._config = config
         self._runner = runner
         self._supervision = supervisor or SupervisorConfig()
         self._command = tuple(command)
+        self._around_router = around_router
         self._fan_out = FanOut(sinks)
         self._regions = RegionOwner()
         self._failure: BaseException | None = None
@@ -78,7 +80,8 @@ class LiveRack:
         )
         try:
             self.add_node(FRONTEND, build_frontend(self._config, self.ports_for(FRONTEND)))
-            self.add_node(ROUTER, build_router(self._config, self.layout, self.ports_for(ROUTER)))
+            router = build_router(self._config, self.layout, self.ports_for(ROUTER))
+            self.add_node(ROUTER, router if self._around_router is None else self._around_router(router))
             if self._config.topology.pool:
                 self.add_node(POOL, build_pool(self._config, self.layout, self.ports_for(POOL)))
             await self._supervisor.start(await asyncio.to_thread(self._model_bytes))
