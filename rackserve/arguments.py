@@ -52,3 +52,16 @@ def name_and_value(text: str) -> tuple[str, str]:
     if not name or not equals:
         raise argparse.ArgumentTypeError(f"must be NAME=VALUE, got {text!r}")
     return name, value
+
+
+def add_settings(command: argparse.ArgumentParser) -> None:
+    """`--config` and `--set`, for commands that read all settings."""
+    command.add_argument("--config", metavar="FILE", help="settings in TOML or YAML")
+    command.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="A.B=C",
+        dest="overrides",
+        help="one setting, such as router.policy=least_load",
+    )

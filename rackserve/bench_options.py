@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from rackserve.arguments import at_least, name_and_value, number_within, whole_numbers
+from rackserve.arguments import add_settings, at_least, name_and_value, number_within, whole_numbers
 
 
 def add_trace(command: argparse.ArgumentParser) -> None:
@@ -25,10 +25,11 @@ def add_trace(command: argparse.ArgumentParser) -> None:
 
 
 def add_simulate(command: argparse.ArgumentParser) -> None:
-    """What `simulate` has beside its settings."""
+    """Options of `simulate`."""
     command.add_argument("--costs", metavar="FILE", help="step costs fitted by an earlier demo (costs.json); else assumed ones")
     command.add_argument("--concurrency", type=at_least(1), default=4, help="live session trees (default 4)")
     add_trace(command)
+    add_settings(command)
 
 
 def add_synthesize(command: argparse.ArgumentParser) -> None:

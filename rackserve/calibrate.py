@@ -13,6 +13,12 @@ from rackserve.bench.calibrate import MIN_STEPS, calibrate
 from rackserve.bench.records import read_recording
 
 
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    command.add_argument("recordings", nargs="+", metavar="FILE", help="recordings of live runs, as demo and bench write them")
+    command.add_argument("--out", metavar="FILE", help="write the costs there, for `simulate --costs`")
+
+
 def run_calibrate(options: argparse.Namespace) -> int:
     """Fit, print, write. ConfigError if no role ran enough steps."""
     costs = calibrate(*(read_recording(path).events for path in options.recordings))

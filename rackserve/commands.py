@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from rackserve.arguments import add_settings, at_least
 from rackserve.base.costs import StepCost
 from rackserve.base.errors import FileFormatError, InvariantError
 from rackserve.bench.demo import demo_sessions
@@ -48,6 +49,20 @@ def print_settings(settings: Settings) -> None:
 
 
 # ---------------------------------------------------------------- serve
+
+
+def add_serve(command: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    command.add_argument(
+        "--model", help="embedded (the default), or a folder with a Llama or DeepSeek-V4.1 model in Hugging Face form"
+    )
+    command.add_argument("--host", help="address to listen on (default 127.0.0.1)")
+    command.add_argument("--port", type=int, help="port to listen on (default 8000; 0: any free one)")
+    command.add_argument("--events", metavar="FILE", help="write every recorded event to FILE as JSON lines")
+    command.add_argument(
+        "--record", metavar="FILE", help="write lengths, times and digests of blocks of all requests to FILE, for `record`"
+    )
+    add_settings(command)
 
 
 def serve(options: argparse.Namespace) -> int:
@@ -218,6 +233,12 @@ def write_costs(folder: Path, costs: dict[str, StepCost]) -> None:
 
 
 # ---------------------------------------------------------------- swarm
+
+
+def add_swarm(command: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    command.add_argument("--seeds", type=at_least(1), default=100, help="run seeds 0..N-1 (default 100)")
+    command.add_argument("--seed", type=int, help="run this one alone and describe it")
 
 
 def swarm(options: argparse.Namespace) -> int:

@@ -10,12 +10,50 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from rackserve.arguments import at_least, number_within
 from rackserve.base.errors import ConfigError, FileFormatError
 from rackserve.bench.frontier import MEASURES, Curve, read_curve
 from rackserve.report.curve_page import write_curve_report
 from rackserve.report.curves import RULE, Cost, CurveComparison, Line, Match, compare_curves, cost_at
 from rackserve.what_if import simulated_curve
 from rackserve.whatif.grid import is_grid
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    for name, metavar in (("first", "A"), ("second", "B")):
+        command.add_argument(
+            name, metavar=metavar, help="a frontier file, a run's summary, a folder of either, or a set-up file to simulate"
+        )
+    command.add_argument(
+        "--by", choices=["total", "cached", "uncached", "output"], default="total", help="which throughput (default total)"
+    )
+    command.add_argument(
+        "--at", type=number_within(1e-6, 1e9), nargs="+", default=[], metavar="SPEED", help="also compare at these tok/s/user"
+    )
+    command.add_argument(
+        "--tolerance",
+        type=number_within(0, 0.5),
+        default=0.02,
+        metavar="SHARE",
+        help="how well either curve's speed is known, for the bounds (default 0.02)",
+    )
+    command.add_argument(
+        "--price",
+        type=number_within(0, 1e6),
+        nargs="+",
+        default=[],
+        metavar="P",
+        help="per GPU-hour: one price, or one for each",
+    )
+    command.add_argument(
+        "--requests-per-session",
+        type=number_within(1, 1e9),
+        metavar="N",
+        help="for the cost of a session (default: what the files say)",
+    )
+    command.add_argument("--processes", type=at_least(1), default=2, metavar="N", help="simulations side by side (default 2)")
+    command.add_argument("--out", metavar="FOLDER", help="write compare.json and compare.html there")
 
 
 def compare(options: argparse.Namespace) -> int:

@@ -7,6 +7,7 @@ import argparse
 import msgspec
 
 from rackserve.architectures import architecture_named
+from rackserve.arguments import at_least
 from rackserve.sim.cost.kernels import kernel_sets
 from rackserve.sim.cost.linear import decode_plane, prefill_cost
 from rackserve.sim.cost.load import StepLoad, decode_load, prefill_load
@@ -16,6 +17,30 @@ from rackserve.sim.cost.setup import Setup
 from rackserve.sim.cost.step_model import StepModel
 from rackserve.sim.cost.terms import Term
 from rackserve.sim.hardware import Chip, Value, chips, named
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    command.add_argument("--model", default="deepseek-v4.1-flash", metavar="NAME", help="default deepseek-v4.1-flash")
+    command.add_argument("--chip", default="gb300", metavar="NAME", help="default gb300; a wrong name lists all")
+    command.add_argument("--kernels", metavar="NAME", help="a set of coefficients (default: the chip's own)")
+    command.add_argument("--role", choices=["prefill", "decode"], default="decode", help="default decode")
+    command.add_argument("--tp", type=at_least(1), default=1, help="chips that compute a rank together (default 1)")
+    command.add_argument(
+        "--ep",
+        type=at_least(1),
+        help="ranks in lockstep that share the experts (default: 1, 2, 4 ..., as few as hold the model)",
+    )
+    command.add_argument(
+        "--table-shards", type=at_least(0), default=0, metavar="N", help="chips that share lookup tables (default 0: the host)"
+    )
+    command.add_argument("--sequences", type=at_least(1), default=16, help="decode: sequences of each rank (default 16)")
+    command.add_argument("--drafts", type=at_least(0), default=5, help="decode: drafts to verify per sequence (default 5)")
+    command.add_argument(
+        "--tokens", type=at_least(1), default=8192, help="prefill: positions of each rank's chunk (default 8192)"
+    )
+    command.add_argument("--tail", type=at_least(0), help="prefill: of those, how many pass every layer (default: all)")
+    command.add_argument("--context", type=at_least(0), default=142_000, help="positions before those (default 142000)")
 
 
 def cost_model(options: argparse.Namespace) -> int:

@@ -11,6 +11,7 @@ import msgspec
 from rich.console import Console
 from rich.progress import Progress
 
+from rackserve.arguments import add_settings, at_least
 from rackserve.base.costs import StepCost
 from rackserve.base.errors import RackserveError
 from rackserve.base.kv_layout import KvLayout
@@ -101,6 +102,30 @@ ARMS = {
     "a: per-rank caches, session affinity": {"topology.pool": False, "router.policy": "session_affinity"},
     "b: KV pool, least uncached work": {"topology.pool": True, "router.policy": "least_uncached_work"},
 }
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    command.add_argument(
+        "--out", metavar="FOLDER", help="where report and recordings go (default runs/demo, or runs/demo-MODEL-PARALLEL)"
+    )
+    command.add_argument(
+        "--model",
+        choices=["embedded", "golden"],
+        default="embedded",
+        help="embedded (the default) or golden: a tiny DeepSeek-V4.1 of random weights, with drafts and Engram",
+    )
+    command.add_argument(
+        "--parallel", choices=["tp2", "dep2"], help="two devices a rank (tensor parallel), or two ranks a worker (in lockstep)"
+    )
+    command.add_argument("--seed", type=int, action="append", help="run this seed; may be given several times (default 42)")
+    command.add_argument("--live-only", action="store_true", help="leave out the simulation")
+    command.add_argument(
+        "--serial", action="store_true", help="arm b only, one request at a time; live and simulated must agree"
+    )
+    command.add_argument("--verify", action="store_true", help="compare every answer with a cold run of one rank (minutes)")
+    command.add_argument("--concurrency", type=at_least(0), default=0, help="live session trees (default 0: the demo's own)")
+    add_settings(command)
 
 
 def run_demo(options: argparse.Namespace) -> int:

@@ -6,9 +6,10 @@ import argparse
 import re
 from pathlib import Path
 
+from rackserve.arguments import at_least, number_within
 from rackserve.base.errors import ConfigError
 from rackserve.base.kv_layout import KvLayout
-from rackserve.base.memory_plan import MemoryPlan
+from rackserve.base.memory_plan import USABLE, MemoryPlan
 from rackserve.base.topology import ROLES, Role, Topology
 from rackserve.config import Settings, load_settings
 from rackserve.live.runner import RunnerSpec
@@ -32,6 +33,39 @@ UNITS = {"": 1, "b": 1} | {
     for power, prefix in enumerate("kmgt", 1)
     for ending, base in (("b", 1000), ("ib", 1024))
 }  # fmt: skip
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    command.add_argument(
+        "--config",
+        metavar="FILE",
+        help="the model's config.json or its folder (default: deepseek-v4.1-flash, which is shipped)",
+    )
+    command.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="A.B=C",
+        dest="overrides",
+        help="one setting, such as topology.prefill_tp=8",
+    )
+    device = command.add_mutually_exclusive_group()
+    device.add_argument("--device-memory", metavar="SIZE", help="refuse what does not fit: 141GB, 80GiB or a number of bytes")
+    device.add_argument("--device", metavar="NAME", help="the same by a device's name, such as h200")
+    command.add_argument(
+        "--usable",
+        type=number_within(0.01, 1),
+        default=USABLE,
+        metavar="SHARE",
+        help=f"share of that memory to plan with (default {USABLE:g})",
+    )
+    command.add_argument(
+        "--engram-shards",
+        type=at_least(0),
+        metavar="N",
+        help="devices that share the Engram tables (default: those of a group; 0: tables outside the devices)",
+    )
 
 
 def plan_memory(options: argparse.Namespace) -> int:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from rackserve.arguments import at_least
 from rackserve.base.errors import RackserveError
 from rackserve.reproduction.confidence import Rows, intervals, loads, mean_figures
 from rackserve.reproduction.curve_files import write_curves
@@ -18,6 +19,17 @@ from rackserve.simulated_rack import SimulatedSetup
 from rackserve.whatif.runs import ResultRow, Workload, run_all, seeds_of, workload_of
 
 RUNS = "runs.jsonl"
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    command.add_argument("--trace", metavar="FILE", help="agent sessions to simulate with (default: drawn ones)")
+    command.add_argument("--sessions", type=at_least(1), default=393, metavar="N", help="how many of them (default 393)")
+    command.add_argument("--processes", type=at_least(1), default=2, metavar="N", help="simulations side by side (default 2)")
+    command.add_argument("--seeds", type=at_least(1), default=5, metavar="N", help="seeds of set-ups in pairs (default 5)")
+    command.add_argument("--bands", action="store_true", help="the pairs also with steps 5 %% longer and shorter")
+    command.add_argument("--quick", action="store_true", help="the cost model's figures alone: no simulation")
+    command.add_argument("--out", metavar="FOLDER", help="write runs, table and both curves there; runs found there are kept")
 
 
 def reproduce(options: argparse.Namespace) -> int:

@@ -6,8 +6,22 @@ import argparse
 import signal
 import threading
 
+from rackserve.arguments import at_least
 from rackserve.base.errors import ConfigError
 from rackserve.model.files import open_model
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    command.add_argument("--model", required=True, help="folder of the model, or golden")
+    command.add_argument("--shard", type=at_least(0), default=0, metavar="I", help="which shard, from 0 (default 0)")
+    command.add_argument("--of", type=at_least(1), default=1, metavar="N", help="into how many the tables are cut (default 1)")
+    command.add_argument(
+        "--listen",
+        required=True,
+        metavar="ADDRESS",
+        help="ipc://@name, ipc:///path or tcp://host:port (no secret: rack network only)",
+    )
 
 
 def serve_rows(options: argparse.Namespace) -> int:

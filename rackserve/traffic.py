@@ -221,6 +221,14 @@ def read_traffic(path: Path | str) -> tuple[list[Session], int]:
     return sessions, num_failed
 
 
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    command.add_argument("recording", metavar="FILE", help="what `serve --record` wrote")
+    command.add_argument(
+        "--out", required=True, metavar="TRACE", help="trace file to write, compressed if its name ends with .gz"
+    )
+
+
 def record(options: argparse.Namespace) -> int:
     """Turn a recording of traffic into a trace."""
     sessions, num_failed = read_traffic(options.recording)

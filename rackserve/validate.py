@@ -49,6 +49,20 @@ class Validation(msgspec.Struct, frozen=True):
     set_ups: tuple[Trial, ...] | None = None
 
 
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    command.add_argument(
+        "--silicon", metavar="FILE", help="table of measured points in AIConfigurator's form, CSV, plain or gzip"
+    )
+    command.add_argument("--mooncake", metavar="FILE", help="Mooncake's conversation trace, JSONL, plain or gzip")
+    command.add_argument("--requests", metavar="FILE", help="LLMServingSim's measured requests on RTX PRO 6000, JSONL")
+    command.add_argument(
+        "--sessions", metavar="FILE", help="agent sessions: pool against caches of ranks by cache size; minutes"
+    )
+    command.add_argument("--set-ups", action="store_true", help="published set-ups that need no file, simulated; minutes")
+    command.add_argument("--history", metavar="FILE", help="say what moved since its last line; append a line")
+
+
 def validate(options: argparse.Namespace) -> int:
     """Compare what was given. ConfigError if nothing was, FileFormatError for a file that is not what it should be."""
     if not (options.set_ups or any(getattr(options, name) for name in FILES)):

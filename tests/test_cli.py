@@ -11,7 +11,7 @@ import pytest
 
 from rackserve import __version__, benchmark, commands, demo
 from rackserve.base.errors import ConfigError, FileFormatError, InvariantError, RackserveError, ResourceError
-from rackserve.cli import main, parser
+from rackserve.cli import COMMANDS, main, parser
 
 DIGEST = ["--set", "runner.kind=digest"]
 
@@ -169,8 +169,42 @@ def test_the_version_is_the_package_s(capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_every_option_says_what_it_does() -> None:
     (commands_action,) = (action for action in parser()._actions if isinstance(action, argparse._SubParsersAction))
+    assert list(commands_action.choices) == list(COMMANDS)
     for name, command in commands_action.choices.items():
-        assert all(action.help for action in command._actions), name
+        options = command.load()._actions
+        assert len(options) > 1 and all(action.help for action in options), name
+
+
+def test_the_help_fits_a_screen_and_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 45 and max(map(len, lines)) <= 100
+    assert [line.split()[0] for line in lines if line.startswith("  ") and line.split()[0] in COMMANDS] == list(COMMANDS)
+
+
+def test_help_loads_no_command() -> None:
+    script = "import sys; from rackserve.cli import parser; parser().format_help(); print(*sys.modules)"
+    loaded = subprocess.check_output([sys.executable, "-c", script], text=True).split()
+    assert not {"msgspec", "starlette", "asyncio", "httpx", "yaml", "rackserve.config"} & set(loaded)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["srve"], "unknown command srve; did you mean serve?"),
+        (["xyzzy"], "unknown command xyzzy; `rackserve --help` lists all"),
+        (["serve", "--prot", "1"], "unknown option --prot; did you mean --port?"),
+        (["serve", "--max-num-seqs=8"], "unknown option --max-num-seqs; here it is --set scheduler.max_sequences=N"),
+        (["swarm", "--max-num-seqs=8"], "unknown option --max-num-seqs"),
+        (["plan-memory", "--engram_shards", "1"], "unknown option --engram_shards; did you mean --engram-shards?"),
+    ],
+)
+def test_a_wrong_name_gets_the_nearest_right_one(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    errors = capsys.readouterr().err
+    assert end.value.code == 2 and errors.startswith("usage: rackserve") and errors.splitlines()[-1].endswith(f"error: {says}")
 
 
 def test_a_reader_that_has_seen_enough_is_no_error() -> None:
