@@ -19,7 +19,7 @@ RACK_PREFILL, RACK_DECODE = 48, 24
 SLICE = 24
 """Of a rack of 72 chips one part in so many is simulated, with as small a part of its sessions."""
 
-RUBIN_LANES = (18_000, 24_000, 30_000, 36_000)
+RUBIN_LANES = (12_000, 18_000, 24_000, 30_000, 36_000)
 GB300_LANES = (6_000, 9_000, 12_000, 18_000)
 """Live sessions of the whole rack at each point of its curve."""
 
@@ -30,8 +30,8 @@ WARMUP_REQUESTS = 10
 JOINED_S = 900.0
 """A published run is measured for an hour; a rack is simulated from this second of it on."""
 
-SEEDS = 5
 STEP_TIMES = {"slow": 1.05, "fast": 0.95}
+"""Factors under which the pairs are run again on demand."""
 
 ASSUMPTIONS = (
     "Workload: sessions drawn like those of the published corpus, or --trace; a start drawn within 25-75 % of each, one "
