@@ -17,7 +17,7 @@ from measure import CPU_TIME, Claim, Figure, Options, Result, main
 import rackserve
 from rackserve.assemble import RackConfig, RatesConfig
 from rackserve.base.costs import StepCost
-from rackserve.base.keys import CacheNamespace
+from rackserve.base.keys import CacheNamespace, Chain
 from rackserve.base.kv_layout import KvGroup, KvLayout
 from rackserve.base.rng import Stream
 from rackserve.base.topology import Topology
@@ -43,6 +43,16 @@ COSTS = {"prefill": StepCost(8e6, 9e3, 0.01, 1e5, 0.0), "decode": StepCost(5e6, 
 
 EVENTS_A_CHECK = 100_000
 TARGET = 10_000
+
+
+class Unasked(IdealCache):
+    """Remembers nothing: what an infinite cache would have hit is no part of a simulation."""
+
+    def add_prompt(self, chain: Chain, num_tokens: int) -> int:
+        return 0
+
+    def add_trace_blocks(self, tree: str, hash_ids: bytes) -> int:
+        return 0
 
 
 class Shape(msgspec.Struct, frozen=True):
@@ -123,7 +133,7 @@ class Run:
         clients: list[Replayer] = []
 
         def make(ports: Ports) -> Replayer:
-            clients.append(Replayer("client", plan, maker, IdealCache(BLOCK), ports.clock, ports.transport))
+            clients.append(Replayer("client", plan, maker, Unasked(BLOCK), ports.clock, ports.transport))
             return clients[0]
 
         rack.add_node("client", make)

@@ -24,13 +24,17 @@ class Alarms:
         self._heap: list[tuple[Time, int, Timeout]] = []
         self._order = 0
         self._asked: set[Time] = set()
+        self._first_asked: Time | None = None
 
     def __len__(self) -> int:
         return self._num_set
 
     def set(self, when: Time, timeout: Timeout) -> None:
         """Ring `timeout` at `when`, in place of an earlier alarm of its kind, key and attempt."""
-        kinds = self._set.setdefault((timeout.key, timeout.attempt), {})
+        key = (timeout.key, timeout.attempt)
+        kinds = self._set.get(key)
+        if kinds is None:
+            kinds = self._set[key] = {}
         self._num_set += timeout.kind not in kinds
         kinds[timeout.kind] = when
         self._order += 1
@@ -48,6 +52,7 @@ class Alarms:
         """The clock's message has come: ring what is due."""
         now = self._clock.now()
         self._asked = {when for when in self._asked if when > now}
+        self._first_asked = min(self._asked, default=None)
         while self._heap and (self._heap[0][0] <= now or not self._is_set(self._heap[0])):
             entry = heapq.heappop(self._heap)
             if self._is_set(entry):
@@ -68,6 +73,7 @@ class Alarms:
         """One clock message for the earliest alarm; later ones are asked for when it has come."""
         if self._heap:
             first = self._heap[0][0]
-            if not self._asked or first < min(self._asked):
+            if self._first_asked is None or first < self._first_asked:
                 self._asked.add(first)
+                self._first_asked = first
                 self._clock.call_at(first, Timeout(WAKE, ""))

@@ -46,6 +46,10 @@ class Deadlines(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             if getattr(self, inner) > getattr(self, outer):
                 raise ConfigError(f"deadlines.{inner} must not exceed deadlines.{outer}")
 
+    def all_ns(self) -> dict[str, Time]:
+        """Every deadline in nanoseconds, by name."""
+        return {name: self.ns(name) for name in self.__struct_fields__}
+
     def ns(self, name: str) -> Time:
         """The named deadline in nanoseconds."""
         return to_ns(getattr(self, name))

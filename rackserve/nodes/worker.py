@@ -82,7 +82,7 @@ class Worker:
         if ports.engine is None or ports.store is None:
             raise InvariantError("a worker needs an engine and a store port")
         self.layout = layout
-        self.deadlines = deadlines
+        self._limits_ns = deadlines.all_ns()
         self.ports = ports
         self.config = scheduler
         self.ranks = [Rank(worker, index) for index in range(num_ranks)]
@@ -318,7 +318,7 @@ class Worker:
 
         limit   the name of the deadline that says how long that is, if it is another
         """
-        due = self.ports.clock.now() + self.deadlines.ns(limit or kind)
+        due = self.ports.clock.now() + self._limits_ns[limit or kind]
         self.alarms.set(due, Timeout(kind, *sequence.key))
 
     def _on_timeout(self, message: Timeout) -> None:

@@ -119,8 +119,14 @@ class RunCache:
 
     def slots(self, run: HeldRun, first: int = 0) -> list[int]:
         """Slots of blocks [first, run.end) along the path to `run`."""
-        parts = [part.payload.slots[max(first - part.depth, 0) :] for part in ancestry(run) if part.end > first]
-        return [slot for piece in reversed(parts) for slot in piece]
+        parts: list[list[int]] = []
+        while run.parent is not None and run.depth + len(run.payload.slots) > first:
+            parts.append(run.payload.slots[first - run.depth :] if run.depth < first else run.payload.slots)
+            run = run.parent
+        slots: list[int] = []
+        for piece in reversed(parts):
+            slots += piece
+        return slots
 
     def window_slot(self, run: HeldRun) -> int:
         """The slot of the resume state at the end of `run`, or -1."""
@@ -277,9 +283,10 @@ class RunCache:
     # ------------------------------------------------------------ inside
 
     def _touch(self, run: HeldRun) -> None:
-        self._tick += 1
-        for part in ancestry(run):
-            part.payload.tick = self._tick
+        self._tick = tick = self._tick + 1
+        while run.parent is not None:
+            run.payload.tick = tick
+            run = run.parent
 
     def _offer(self, run: HeldRun) -> None:
         """File `run` for eviction if it can be evicted."""

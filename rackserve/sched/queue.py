@@ -70,6 +70,12 @@ class WaitingQueue:
         `admit` answers True (admitted), False (does not fit now: may be passed) or None (waits for another sequence's work:
         passing it is no loss and is not counted).
         """
+        if len(self._waiting) == 1:  # nobody to pass or to be passed by
+            (only,) = self._waiting.values()
+            if not admit(only.sequence):
+                return None
+            self._waiting.clear()
+            return only.sequence
         offered: list[Waiting] = []
         passed: list[Waiting] = []
         for waiting in sorted(self._waiting.values(), key=self._order.rank):

@@ -20,3 +20,9 @@ def test_a_deadline_must_be_positive(value: float) -> None:
 def test_an_inner_wait_may_not_outlast_the_outer_one(inner: str, outer: str) -> None:
     with pytest.raises(ConfigError, match=rf"deadlines\.{inner} must not exceed deadlines\.{outer}"):
         Deadlines(**{inner: getattr(Deadlines(), outer) + 1})
+
+
+def test_all_deadlines_are_those_asked_for_one_by_one() -> None:
+    deadlines = Deadlines(queue=3.5)
+    assert deadlines.all_ns() == {name: deadlines.ns(name) for name in Deadlines.__struct_fields__}
+    assert deadlines.all_ns()["queue"] == 3_500_000_000
