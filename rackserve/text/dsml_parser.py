@@ -11,8 +11,13 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Literal
 
-import msgspec
-
+from rackserve.text.answers import ArgumentsDelta as ArgumentsDelta
+from rackserve.text.answers import CallFinished as CallFinished
+from rackserve.text.answers import CallStarted as CallStarted
+from rackserve.text.answers import ContentDelta as ContentDelta
+from rackserve.text.answers import OutputDelta as OutputDelta
+from rackserve.text.answers import ReasoningDelta as ReasoningDelta
+from rackserve.text.answers import Rest as Rest
 from rackserve.text.dsml import (
     CALLS,
     CALLS_END,
@@ -31,56 +36,6 @@ MAX_HEADER = 1024
 
 _STRIDE = 4096
 """Characters taken in at a time, so that long pieces are not copied over and over."""
-
-
-class ReasoningDelta(msgspec.Struct, frozen=True):
-    """More reasoning."""
-
-    text: str
-
-
-class ContentDelta(msgspec.Struct, frozen=True):
-    """More of the answer's text."""
-
-    text: str
-
-
-class CallStarted(msgspec.Struct, frozen=True):
-    """A tool call begins; calls are numbered from 0."""
-
-    index: int
-    name: str
-
-
-class ArgumentsDelta(msgspec.Struct, frozen=True):
-    """More of the arguments of call `index`; joined they are a JSON object once the call has finished."""
-
-    index: int
-    text: str
-
-
-class CallFinished(msgspec.Struct, frozen=True):
-    """Call `index` is complete. A call that never gets this must not be carried out."""
-
-    index: int
-
-
-OutputDelta = ReasoningDelta | ContentDelta | CallStarted | ArgumentsDelta | CallFinished
-
-
-class Rest(msgspec.Struct, frozen=True):
-    """The end of an output.
-
-    deltas     what was held back
-    num_calls  calls that finished
-    cut        the output ended inside its reasoning, a tag or a call
-    malformed  the output broke the grammar somewhere, and this is the best that could be made of it
-    """
-
-    deltas: list[OutputDelta]
-    num_calls: int
-    cut: bool
-    malformed: bool
 
 
 class _Place(Enum):

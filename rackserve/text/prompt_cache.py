@@ -122,10 +122,10 @@ class _Found:
 class PromptCache:
     """Turns prompts into ids and keys that are exactly those of the whole text, at the cost of what is new in it.
 
-    A prompt is compared with the last of its session and, if it does not go on from that, with others of its session and a
-    kept one that shares most of its beginning. Up to the last cut (see `Encoded`) in what they share ids are taken over, and keys up to the last full
-    block of these. May be used from several threads; nothing slow is done under the lock. `max_bytes` bounds what is kept:
-    the prompts used last.
+    A prompt is compared with the last of its session and, if it does not go on from that, with others of its session and
+    with a kept one that shares most of its beginning. Up to the last cut (see `Encoded`) in what they share ids are taken
+    over, and keys up to the last full block of these. May be used from several threads; nothing slow is done under the
+    lock. `max_bytes` bounds what is kept: the prompts used last.
     """
 
     __slots__ = ("_bytes", "_counts", "_kept", "_lock", "_places", "_sessions", "_vocabulary", "max_bytes")

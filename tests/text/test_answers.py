@@ -1,7 +1,6 @@
 from __future__ import annotations
 
-from rackserve.text.answers import PlainParser
-from rackserve.text.dsml_parser import ContentDelta
+from rackserve.text.answers import ContentDelta, PlainParser
 
 
 def test_plain_text_is_content_and_nothing_is_held_back() -> None:

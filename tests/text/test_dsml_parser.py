@@ -4,27 +4,19 @@ import json
 import random
 import re
 import time
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rackserve.text.answers import ArgumentsDelta, CallFinished, CallStarted, ContentDelta
 from rackserve.text.detokenizer import Detokenizer
 from rackserve.text.dsml import ChatOptions, DsmlTemplate
-from rackserve.text.dsml_parser import (
-    MAX_HEADER,
-    ArgumentsDelta,
-    CallFinished,
-    CallStarted,
-    ContentDelta,
-    DsmlParser,
-    OutputDelta,
-    ReasoningDelta,
-)
+from rackserve.text.dsml_parser import MAX_HEADER, DsmlParser
 from rackserve.text.tokenizer import unpack
 from tests.text.deepseek import deepseek_tokenizer
+from tests.text.reading import Message, read
 
 CALLS, CALLS_END = "<｜DSML｜ calls>", "</｜DSML｜ calls>"
 END, STOP = "</｜DSML｜ parameter>", "</｜DSML｜ invoke>"
@@ -39,45 +31,8 @@ def parameter(key: str, string: str) -> str:
     return f'<｜DSML｜ parameter name="{key}" string="{string}">'
 
 
-@dataclass
-class Message:
-    """An output put together again."""
-
-    reasoning: str = ""
-    content: str = ""
-    calls: list[list[str]] = field(default_factory=list)  # [name, arguments] of every call begun
-    finished: list[int] = field(default_factory=list)
-    cut: bool = False
-    malformed: bool = False
-
-    def add(self, delta: OutputDelta) -> None:
-        if isinstance(delta, ReasoningDelta):
-            self.reasoning += delta.text
-        elif isinstance(delta, ContentDelta):
-            self.content += delta.text
-        elif isinstance(delta, CallStarted):
-            assert delta.index == len(self.calls)
-            self.calls.append([delta.name, ""])
-        elif isinstance(delta, ArgumentsDelta):
-            assert delta.index == len(self.calls) - 1 and delta.index not in self.finished
-            self.calls[delta.index][1] += delta.text
-        else:
-            assert isinstance(delta, CallFinished)
-            assert delta.index == len(self.calls) - 1
-            self.finished.append(delta.index)
-
-
 def parse(*pieces: str, reasoning: bool = False, tools: dict[str, frozenset[str]] | None = None) -> Message:
-    parser, message = DsmlParser(reasoning=reasoning, tools=tools), Message()
-    for piece in pieces:
-        for delta in parser.feed(piece):
-            message.add(delta)
-    rest = parser.finish()
-    for delta in rest.deltas:
-        message.add(delta)
-    message.cut, message.malformed = rest.cut, rest.malformed
-    assert rest.num_calls == len(message.finished)
-    return message
+    return read(DsmlParser(reasoning=reasoning, tools=tools), *pieces)
 
 
 ONE = f'{invoke("f")}\n{parameter("x", "true")}a\n"b" <{END}\n{parameter("n", "false")}[1, {{"k": null}}]{END}\n{STOP}'

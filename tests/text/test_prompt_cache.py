@@ -67,7 +67,8 @@ VOCABULARIES = {
     "framed": framed_tokenizer,
 }
 PARTS = [
-    "a", "the cat", " sat", "\n", "\n\n", "  ", "é", "🦙", "‍", "<", ">", "b", "c", "<a>", "<b>", "<c>", "<C>", "CAT", "Ġ", "12", "3", "<|im_", "im_end|>",
+    "a", "the cat", " sat", "\n", "\n\n", "  ", "é", "🦙", "‍", "<", ">", "b", "c", "<a>", "<b>", "<c>", "<C>", "CAT",
+    "Ġ", "12", "3", "<|im_", "im_end|>",
     "<|im_start|>", "<|im_end|>", "<think>", "</think>", "two words", "<｜User｜>", "<｜Assistant｜>", "<｜end▁of▁sentence｜>",
     "｜DSML｜", "<｜", "｜>", "naïve",
 ]  # fmt: skip
