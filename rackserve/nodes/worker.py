@@ -34,7 +34,7 @@ from rackserve.nodes.queue_counts import QUEUED, RUNNING, QueueCounts
 from rackserve.nodes.spills import SPILL, Spiller
 from rackserve.ports import Engine
 from rackserve.runs.cache import Removed
-from rackserve.sched.lockstep import LockstepGroup
+from rackserve.sched.lockstep import NOTHING, LockstepGroup
 from rackserve.sched.queue import ORDERS, WaitingQueue
 from rackserve.sched.scheduler import Progress, Scheduler, SchedulerConfig
 from rackserve.sched.sequence import Sequence, State, new_sequence
@@ -244,6 +244,8 @@ class Worker:
         """Start every step that may start now (law I8), then announce what changed."""
         while True:
             planned = self.group.plan()
+            if planned is NOTHING:
+                break
             for part in planned.reports:
                 self._owner.on_progress(part)
             for sequence in planned.started:

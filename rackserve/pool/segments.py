@@ -146,7 +146,9 @@ class Segments:
             if self._segments[number].states[index] != (QUARANTINED if slot in quarantined else USED):
                 raise InvariantError(f"slot {index} of pool segment {number} is not in the state of its owner")
         for number, segment in self._segments.items():
-            if sorted(segment.free) != [index for index, state in enumerate(segment.states) if state == FREE]:
+            free, states = segment.free, segment.states
+            marked = bytes(map(states.__getitem__, free)).count(FREE)
+            if not len(free) == len(set(free)) == marked == states.count(FREE):
                 raise InvariantError(f"the free list of pool segment {number} is wrong")
         if self.num_free != sum(len(segment.free) for segment in self._segments.values()):
             raise InvariantError(f"{self.num_free} pool slots are counted as free and are not")
