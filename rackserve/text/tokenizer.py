@@ -234,6 +234,10 @@ class Tokenizer:
         """The text of `ids`; bytes that are no character become U+FFFD."""
         return b"".join(map(self.piece, ids)).decode("utf-8", "replace")
 
+    def spelling(self, token_id: int) -> bytes:
+        """The bytes in which `token_id` is written: as `piece`, but special tokens by their name."""
+        return (self._backend.id_to_token(token_id) or "").encode() if token_id in self.special_ids else self.piece(token_id)
+
     def _spell(self, token_id: int) -> bytes:
         token = None if token_id in self.special_ids or token_id < 0 else self._backend.id_to_token(token_id)
         if token is None:
