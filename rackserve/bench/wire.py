@@ -66,6 +66,15 @@ class _Connection(asyncio.Protocol):
         """It may carry another request: still open, and nothing came unasked."""
         return not (self.closed or self._segments or self._buffer)
 
+    @property
+    def has_chunk(self) -> bool:
+        """Whether a whole chunk, or the end of the chunks, is in the buffer."""
+        end = self._buffer.find(b"\r\n")
+        try:
+            return end >= 0 and len(self._buffer) >= end + 4 + int(self._buffer[:end].split(b";")[0], 16)
+        except ValueError:
+            return False  # reading it will tell
+
     async def more(self) -> bool:
         """Take the next segment into the buffer; False if the server has closed the connection."""
         while not self._segments:
@@ -124,9 +133,14 @@ class _Body(httpx.AsyncByteStream):
         connection = self._connection
         try:
             if self._chunked:
+                parts = []
                 while size := int((await connection.until(b"\r\n")).split(b";")[0], 16):
-                    piece = await connection.exactly(size + 2)
-                    yield piece[:-2]
+                    parts.append((await connection.exactly(size + 2))[:-2])
+                    if not connection.has_chunk:  # what came together is given together: whoever passes it on pays per piece
+                        yield b"".join(parts)
+                        parts.clear()
+                if parts:
+                    yield b"".join(parts)
                 while await connection.until(b"\r\n") != b"\r\n":
                     pass  # trailers
             elif self._length is not None:

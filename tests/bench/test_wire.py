@@ -133,7 +133,7 @@ def test_a_piece_is_stamped_when_it_arrives_and_not_when_it_is_read() -> None:
 
     answer: list[Piece] = [CHUNKED, 0.02, b"1\r\na\r\n", 0.02, b"1\r\nb\r\n1\r\nc\r\n0\r\n\r\n"]
     got, _ = asyncio.run(with_server([answer], use))
-    assert got == [(2, b"a"), (3, b"b"), (3, b"c")]
+    assert got == [(2, b"a"), (3, b"bc")]
     assert ticks == 3
 
 
@@ -148,3 +148,13 @@ def test_an_answer_that_is_not_read_to_its_end_closes_its_connection() -> None:
     answer: list[Piece] = [CHUNKED + b"1\r\na\r\n"]
     _, connections = asyncio.run(with_server([answer, [HEAD + b"content-length: 0\r\n\r\n"]], use))
     assert connections == [0, 1]
+
+
+def test_chunks_that_came_together_are_given_together() -> None:
+    answer: list[Piece] = [CHUNKED + b"1\r\na\r\n1\r\nb\r\n2\r\nc", 0.01, b"d\r\n1\r\ne\r\n0\r\n\r\n"]
+
+    async def use(url: str) -> list[bytes]:
+        async with httpx.AsyncClient(transport=LeanTransport(), timeout=None) as client, client.stream("GET", url) as response:
+            return [piece async for piece in response.aiter_raw()]
+
+    assert asyncio.run(with_server([answer], use))[0] == [b"ab", b"cde"]
