@@ -122,7 +122,7 @@ UNSUPPORTED = "unsupported"
 
 FAILURES = {
     CONSTRAINT_DEAD_END: "no token of the vocabulary goes on with the output; widen what the request allows",
-    CONSTRAINT_INVALID: "the constraint could not be compiled for this model",
+    CONSTRAINT_INVALID: "the constraint cannot be compiled for this model, or takes too much work; simplify it",
     UNSUPPORTED: "this model cannot do what the request asks for",
 }
 """Why output can end before its end, for the request at fault alone: code and text for people."""

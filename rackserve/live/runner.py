@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from functools import cache
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from rackserve.base.errors import ConfigError
@@ -17,7 +18,9 @@ from rackserve.model.deepseek_v41.options import RunnerOptions
 from rackserve.model.extra import require_engine
 
 if TYPE_CHECKING:
+    from rackserve.model.files import ModelFiles
     from rackserve.model.parallel import Collectives
+    from rackserve.model.sampling_state import Compile
 
 MAX_BLOCK_TOKENS = 65_536
 MAX_PACE = 1e6
@@ -172,6 +175,21 @@ def require_packages(spec: RunnerSpec) -> None:
         require_engine(spec.kind)
 
 
+def _constraint_compiler(files: ModelFiles) -> Compile | None:
+    """Compiles constraints over the model's tokenizer, which is read for the first one; None if the model has none."""
+    if files.tokenizer_path is None:
+        return None
+
+    @cache
+    def compiler() -> Compile:
+        from rackserve.text.constraints import ConstraintCompiler
+        from rackserve.text.tokenizer import Tokenizer
+
+        return ConstraintCompiler(Tokenizer.from_folder(files.path), vocab_size=files.config.vocab_size)
+
+    return lambda constraint: compiler()(constraint)
+
+
 def open_runner(spec: RunnerSpec, arena: memoryview, num_blocks: int, collectives: Collectives | None = None) -> Runner:
     """Load the model for a rank whose KV blocks and window slots live in `arena`. It computes on one thread.
 
@@ -187,6 +205,7 @@ def open_runner(spec: RunnerSpec, arena: memoryview, num_blocks: int, collective
 
     torch.set_num_threads(1)
     files = open_model(spec.model)
+    compiler = _constraint_compiler(files)
     if spec.kind == "deepseek_v41":
         from rackserve.model.deepseek_v41.runner import DeepseekV41Runner
 
@@ -195,13 +214,13 @@ def open_runner(spec: RunnerSpec, arena: memoryview, num_blocks: int, collective
                 "synthetic acceptance of %g tokens a step: this measures speed alone, the output is not the model's",
                 spec.synthetic_acceptance,
             )
-        return DeepseekV41Runner(files, arena, num_blocks, spec.block_tokens, spec.options, collectives)
+        return DeepseekV41Runner(files, arena, num_blocks, spec.block_tokens, spec.options, collectives, compiler)
     if collectives is not None and collectives.share.tp_size > 1:
         raise ConfigError("runner.kind llama cannot be split over devices: set topology.prefill_tp and topology.decode_tp to 1")
     from rackserve.model.products import TILE_ROWS
     from rackserve.model.runner import LlamaRunner
 
-    runner = LlamaRunner(files, arena, num_blocks, spec.block_tokens, dtype=spec.dtype)
+    runner = LlamaRunner(files, arena, num_blocks, spec.block_tokens, dtype=spec.dtype, compile_constraint=compiler)
     if runner.products != "direct":
         how = f"in tiles of {TILE_ROWS} rows" if runner.products == "tiled" else "row by row"
         log.warning("matrix products on this CPU round by the number of rows; computing %s, so that answers do not change", how)

@@ -27,7 +27,10 @@ class Matcher(Protocol):
         """Whether the output is complete and nothing may follow."""
 
     def mask(self) -> bytes:
-        """What may come next: a bit for each token id, the lowest bit of a byte first; ids beyond its end may not."""
+        """What may come next: a bit for each token id, the lowest bit of a byte first; ids beyond its end may not.
+
+        RackserveError if working that out takes too much.
+        """
 
     def accept(self, token: int) -> None:
         """Go on by a token that may come next. RackserveError for one that may not."""
@@ -94,7 +97,7 @@ class SamplingState:
             failure = CONSTRAINT_DEAD_END
             for token in self._output:
                 matcher.accept(token)
-        except RackserveError:  # of this request alone: the step is others' too
+        except RackserveError:
             self.finish = failure
             return None
         if matcher.is_done:
@@ -107,7 +110,11 @@ class SamplingState:
             return None
         sampling, edited = self._sampling, logits.to(torch.float64, copy=True)
         if self._matcher is not None:
-            edited.masked_fill_(~_unpacked(self._matcher.mask(), self._vocab), -math.inf)
+            try:
+                edited.masked_fill_(~_unpacked(self._matcher.mask(), self._vocab), -math.inf)
+            except RackserveError:  # of this request alone: the step is others' too
+                self.finish = CONSTRAINT_INVALID
+                return None
         if sampling.allowed_token_ids:
             only = torch.full_like(edited, -math.inf)
             only[self._allowed] = edited[self._allowed]
@@ -160,7 +167,8 @@ class SamplingState:
         del self._output[-num_tokens:]
         if self._matcher is not None:
             self._matcher.rollback(num_tokens)
-        self.finish = None
+        if self.finish != CONSTRAINT_INVALID:
+            self.finish = None
 
 
 def _unpacked(mask: bytes, size: int) -> Tensor:

@@ -11,12 +11,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rackserve.base.errors import InvariantError
+from rackserve.base.errors import InvariantError, RequestError
 from rackserve.base.request import Constraint, SamplingParams
 from rackserve.base.step import CONSTRAINT_DEAD_END, CONSTRAINT_INVALID, UNSUPPORTED, StepItem
 from rackserve.model.sampler import probabilities, sample
 from rackserve.model.sampling_state import SamplingState, SamplingStates
-from tests.model.naive_sampling import compile_words, naive_law, one_of, words_of
+from tests.model.naive_sampling import WordMatcher, compile_words, naive_law, one_of, words_of
 
 VOCAB = 11
 
@@ -161,6 +161,23 @@ def test_where_nothing_may_follow_the_request_ends_and_says_why(
 def test_without_a_compiler_a_constraint_is_unsupported() -> None:
     state = SamplingState(first_item(SamplingParams(constraint=one_of([4]))), VOCAB, None)
     assert (state.edit(LOGITS), state.finish) == (None, UNSUPPORTED)
+
+
+def test_a_constraint_that_turns_out_to_take_too_much_ends_its_request_also_where_a_draft_found_out() -> None:
+    class Costly(WordMatcher):
+        def mask(self) -> bytes:
+            if len(self.taken) == 2:
+                raise RequestError("too much work")
+            return super().mask()
+
+    item = first_item(SamplingParams(constraint=one_of([4, 7, 1])))
+    state = SamplingState(item, VOCAB, lambda constraint: Costly(words_of(constraint)))
+    for token in (4, 7):
+        assert state.edit(LOGITS) is not None
+        state.push(token)
+    assert (state.edit(LOGITS), state.finish) == (None, CONSTRAINT_INVALID)
+    state.pop(2)
+    assert (state.edit(LOGITS), state.finish) == (None, CONSTRAINT_INVALID)
 
 
 def test_tokens_that_were_not_sent_are_missed() -> None:
