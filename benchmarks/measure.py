@@ -24,6 +24,7 @@ class Options(msgspec.Struct, frozen=True):
     harness: str = ""
     dynamo: str = ""
     mooncake: str = ""
+    routers: str = ""
 
     @property
     def rounds(self) -> int:
@@ -154,9 +155,12 @@ def main(run: Callable[[Options], Result], description: str | None) -> int:
     parser.add_argument("--costs", default="", help="costs.json of a calibrated run (simulations); default: assumed costs")
     parser.add_argument("--harness", default="", help="the command of agentx-harness, to compare with (agentx_agreement)")
     parser.add_argument("--dynamo", default="", help="the Python of an environment with ai-dynamo (peer_replay)")
+    parser.add_argument("--routers", default="", help="the Python of an environment with sglang-router, vllm-router (routing)")
     parser.add_argument("--mooncake", default="", help="a Mooncake trace of requests (peer_replay)")
     given = parser.parse_args()
-    result = run(Options(given.quick, given.seed, given.trace, given.costs, given.harness, given.dynamo, given.mooncake))
+    result = run(
+        Options(given.quick, given.seed, given.trace, given.costs, given.harness, given.dynamo, given.mooncake, given.routers)
+    )
     if given.json:
         sys.stdout.write(msgspec.json.encode(result).decode() + "\n")
     else:

@@ -30,6 +30,7 @@ SCRIPTS = (
     "draft_budget",
     "pool_vs_affinity",
     "client",
+    "routing",
     "agentx_agreement",
     "peer_replay",
 )
@@ -117,11 +118,12 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--trace", default="", help="a file of recorded sessions for the simulator to run as well")
     parser.add_argument("--costs", default="", help="costs.json of a calibrated run, for the simulated comparison")
     parser.add_argument("--harness", default="", help="the command of agentx-harness, in an environment of its own")
+    parser.add_argument("--routers", default="", help="the Python of one with sglang-router and vllm-router, to compare with")
     parser.add_argument("--dynamo", default="", help="the Python of an environment with ai-dynamo, to compare with")
     parser.add_argument("--mooncake", default="", help="a Mooncake trace of requests, for that comparison")
     given = parser.parse_args(words)
     arguments = ["--seed", str(given.seed)] + ["--quick"] * given.quick
-    files = {name: getattr(given, name) for name in ("trace", "costs", "harness", "dynamo", "mooncake")}
+    files = {name: getattr(given, name) for name in ("trace", "costs", "harness", "dynamo", "mooncake", "routers")}
     arguments += [word for name, file in files.items() if file for word in (f"--{name}", file)]
     load, started = os.getloadavg()[0], monotonic()
     results: list[Result] = []
