@@ -41,7 +41,7 @@ from rackserve.sim.cost.memory import budget
 from rackserve.sim.cost.setup import Setup
 from rackserve.sim.cost.step_model import StepModel
 from rackserve.sim.cost.tables import StepTimes
-from rackserve.sim.engine import LinearTime, StepTime, TimedRunner
+from rackserve.sim.engine import GroupTime, LinearTime, PassTime, TimedRunner
 from rackserve.sim.fabric import link_cost
 from rackserve.sim.hardware import Chip, chips, named, racks
 from rackserve.sim.rack import SimRack
@@ -139,6 +139,11 @@ class SimulatedSetup(msgspec.Struct, frozen=True, kw_only=True):
         return chips()[self.chip].scaled(links | {"memory_bytes_per_s": self.memory_bandwidth})
 
     @property
+    def whole_decode(self) -> bool:
+        """Whether all ranks of the decode group are simulated: then each step is priced as a whole, not by a line."""
+        return self.decode_ranks == self.decode_width
+
+    @property
     def num_gpus(self) -> int:
         """Chips that are simulated: the divisor of figures per GPU."""
         return self.prefill_groups * self.prefill_ranks + self.decode_ranks
@@ -160,7 +165,8 @@ class SimulatedFigures(msgspec.Struct, frozen=True):
     idle_share                     time in which a prefill group ran no step while another had requests queued, over all time
     prefill_busy, decode_busy      shares of time with a step that was no dummy, mean over groups
     interactivity_p90              1 / p90 of time per output token
-    line_error                     largest error of decode step times taken as a line, from a quarter to four times `batch`
+    line_error                     largest error of decode step times taken as a line, from a quarter to four times `batch`; 0
+                                   where they are not, the whole group being simulated
     num_sessions                   session trees that drained in the window
     decode_batch                   sequences in a decode rank's step, mean over time
     """
@@ -293,9 +299,10 @@ def run_rack(setup: SimulatedSetup, sessions: Sequence[Session]) -> RackRun:
     """Replay `sessions` by the published benchmark's rules: a drawn start, caches warmed, then measured for a while."""
     layout = flash_layout()
     decode = setup.model("decode")
-    step_times: dict[Role, StepTime] = {
+    line = LinearTime(decode_cost(decode, setup.batch, MEAN_CONTEXT, 1 + setup.drafts))
+    step_times: dict[Role, PassTime] = {
         "prefill": StepTimes(setup.model("prefill")).step_ns,
-        "decode": LinearTime(decode_cost(decode, setup.batch, MEAN_CONTEXT, 1 + setup.drafts)),
+        "decode": GroupTime(StepTimes(decode).group_ns) if setup.whole_decode else line,
     }
     link = link_cost(setup.hardware, "nic", LINK_LATENCY_US)
     config = rack_config(setup, layout)
@@ -381,7 +388,7 @@ def _figures(
         idle_share=sum(idle.values()) / ((end - begin) * len(workers)),
         prefill_busy=busy_share(events, workers, begin, end),
         decode_busy=busy_share(events, topology.workers("decode"), begin, end),
-        line_error=plane_error(decode, plane, 1 + setup.drafts, points),
+        line_error=0.0 if setup.whole_decode else plane_error(decode, plane, 1 + setup.drafts, points),
         num_sessions=num_sessions,
         decode_batch=mean_batch(events, topology.workers("decode")),
     )

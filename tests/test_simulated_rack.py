@@ -147,3 +147,12 @@ def test_a_rack_that_joins_a_replay_later_sees_the_longer_prompts_of_then(sessio
     assert later.tokens_per_request > 1.1 * simulate_rack(first, drawn).tokens_per_request
     with pytest.raises(ConfigError, match="joined_s must be at least 0"):
         msgspec.structs.replace(SETUP, joined_s=-1.0)
+
+
+def test_a_decode_group_that_is_whole_is_priced_as_one(sessions: tuple[Session, ...]) -> None:
+    whole = msgspec.structs.replace(SETUP, decode_width=2)
+    found = simulate_rack(whole, sessions)
+    assert found.line_error == 0 and found.num_failed == 0
+    assert found.interactivity_p90 is not None
+    fastest = 1 / whole.model("decode").seconds([decode_load(0.5, 50_000, 6)]) * whole.accepted
+    assert 0.3 * fastest < found.interactivity_p90 < fastest
