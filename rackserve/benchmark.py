@@ -6,7 +6,6 @@ import argparse
 import asyncio
 import secrets
 import signal
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from rackserve.base.keys import CacheNamespace
 from rackserve.bench.agents import separate_agents
 from rackserve.bench.export import sent_sessions
 from rackserve.bench.frontier import Curve, operating_point, write_frontier
+from rackserve.bench.metrics import failures_of
 from rackserve.bench.native import write_sessions
 from rackserve.bench.records import Recording
 from rackserve.bench.scale import ScaledTrace
@@ -58,7 +58,7 @@ def bench(options: argparse.Namespace) -> int:
         print(f"{trace.describe()}; {describe(spec)}; seed {spec.seed}, salt {spec.salt!r}", flush=True)
         recordings.append(asyncio.run(_run(options, spec)))
         arms.append(arm_of(recordings[-1]))
-        for text in (*arms[-1].summary.warnings, *failures_of(recordings[-1])):
+        for text in (*arms[-1].summary.warnings, *failures_of(recordings[-1].requests)):
             print(f"{arms[-1].name}: {text}")
         if options.out:  # after every run, so that an interrupted sweep leaves what it has
             _write(Path(options.out), arms, recordings, several)
@@ -143,16 +143,6 @@ def spec_of(
         arrival=options.arrival,
         salt=salt,
     )
-
-
-def failures_of(recording: Recording) -> list[str]:
-    """One line for each kind of failure, with what the first of them said."""
-    failed = [record for record in recording.requests if record.error and record.error != "unfinished"]
-    first = {record.error: record for record in reversed(failed)}
-    counts = Counter(record.error for record in failed)
-    return [
-        f"{count} requests failed ({kind}), such as {first[kind].id}: {first[kind].detail}" for kind, count in counts.items()
-    ]
 
 
 def describe(spec: ReplaySpec) -> str:

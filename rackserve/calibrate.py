@@ -20,8 +20,15 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run_calibrate(options: argparse.Namespace) -> int:
-    """Fit, print, write. ConfigError if no role ran enough steps."""
-    costs = calibrate(*(read_recording(path).events for path in options.recordings))
+    """Fit, print, write. ConfigError if no role ran enough steps, and for simulated runs."""
+    recordings = [(path, read_recording(path)) for path in options.recordings]
+    for path, recording in recordings:
+        if recording.run.host != "live":
+            raise ConfigError(
+                f"{path}: was made by the simulator, whose steps take what a cost model said: a fit would find that again, "
+                "with hardly an error; give a recording of a live run"
+            )
+    costs = calibrate(*(recording.events for _, recording in recordings))
     if not costs:
         raise ConfigError(
             f"{', '.join(options.recordings)}: no role ran {MIN_STEPS} steps that were recorded; record a longer run of a rack"

@@ -18,7 +18,7 @@ from rackserve.base.costs import StepCost
 from rackserve.base.errors import FileFormatError, InvariantError
 from rackserve.bench.demo import demo_sessions
 from rackserve.bench.export import sent_sessions
-from rackserve.bench.metrics import result_json
+from rackserve.bench.metrics import failures_of, result_json
 from rackserve.bench.native import write_sessions
 from rackserve.bench.records import Recording, write_recording
 from rackserve.bench.scale import ScaledTrace, scale_sessions
@@ -194,6 +194,13 @@ def read_costs(path: str) -> dict[str, StepCost]:
 def _conclude(options: argparse.Namespace, recording: Recording, costs: dict[str, StepCost]) -> int:
     arm = arm_of(recording)
     print_comparison([arm])
+    for text in failures_of(recording.requests):
+        print(text)
+    if "too_large" in arm.summary.failures:
+        print(
+            "prompts that no rank has room for: raise topology.prefill_blocks and topology.decode_blocks, or replay shorter "
+            "sessions (--scale, --max-context)"
+        )
     if options.out:
         write_run(Path(options.out), [arm], [recording], costs, options.command)
         print(f"report: {Path(options.out) / 'report.html'}")

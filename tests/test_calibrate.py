@@ -13,13 +13,13 @@ from rackserve.cli import main
 from rackserve.commands import read_costs
 
 
-def recording(path: Path, count: int) -> Path:
+def recording(path: Path, count: int, host: str = "live") -> Path:
     """Steps of n tokens that take 2 ms + n x 50 us."""
     steps = [
         StepDone(Rank("prefill0"), number, 1 + number % 37, 0, 0, 1, 1, 2_000_000 + (1 + number % 37) * 50_000)
         for number in range(count)
     ]
-    info = RunInfo("made up", "live", 1, 1)
+    info = RunInfo("made up", host, 1, 1)
     write_recording(path, Recording(info, (), recorded((number, "prefill0", step) for number, step in enumerate(steps))))
     return path
 
@@ -36,6 +36,12 @@ def test_costs_of_a_recorded_run_are_printed_and_written(tmp_path: Path, capsys:
 def test_a_run_with_too_few_steps_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["calibrate", str(recording(tmp_path / "run.jsonl", 5))]) == 2
     assert "no role ran 10 steps" in capsys.readouterr().err
+
+
+def test_a_recording_of_the_simulator_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    live, simulated = recording(tmp_path / "live.jsonl", 60), recording(tmp_path / "sim.jsonl", 60, "simulated")
+    assert main(["calibrate", str(live), str(simulated)]) == 2
+    assert f"{simulated}: was made by the simulator" in capsys.readouterr().err
 
 
 def test_costs_without_held_out_steps_are_said_to_be_uncalibrated() -> None:

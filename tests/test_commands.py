@@ -111,6 +111,13 @@ def test_a_costs_file_that_is_none_is_named(tmp_path: Path) -> None:
         read_costs(str(path))
 
 
+def test_prompts_without_room_are_named_with_the_setting_that_gives_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", *DIGEST, *SMALL, "--set", "topology.prefill_blocks=12"]) == 1
+    shown = capsys.readouterr().out
+    assert "requests failed (too_large), such as " in shown and "does not fit: a prefill rank holds" in shown
+    assert "raise topology.prefill_blocks and topology.decode_blocks, or replay shorter sessions" in shown
+
+
 def test_the_simulated_link_has_the_rates_the_rack_plans_with() -> None:
     link = link_of(load_settings(None, ["rates.fetch_latency_s=0.005", "rates.fetch_bytes_per_s=2e9"]))
     assert (link.latency_ns, link.bytes_per_s) == (5_000_000, 2e9)

@@ -340,6 +340,16 @@ def _invalid_reasons(summary: Summary, done: Sequence[RequestRecord], limits: Li
     return tuple(reasons)
 
 
+def failures_of(records: Sequence[RequestRecord]) -> list[str]:
+    """One line for each kind of failure, with what the first of them said."""
+    failed = [record for record in records if record.error and record.error != "unfinished"]
+    first = {record.error: record for record in reversed(failed)}
+    counts = Counter(record.error for record in failed)
+    return [
+        f"{count} requests failed ({kind}), such as {first[kind].id}: {first[kind].detail}" for kind, count in counts.items()
+    ]
+
+
 def bench_serve_keys(summary: Summary) -> dict[str, float]:
     """The figures as `vllm bench serve` names them: its itl is a gap between chunks, its total includes cached input."""
     keys = {

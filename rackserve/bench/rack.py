@@ -8,6 +8,8 @@ from collections.abc import Iterable
 import msgspec
 
 from rackserve.base import events as ev
+from rackserve.base.ids import Rank
+from rackserve.base.topology import ROLES, Role
 from rackserve.base.units import Time
 from rackserve.bench.idle import idle_while_others_queue
 from rackserve.bench.records import RecordedEvent
@@ -29,7 +31,7 @@ class RankWork(msgspec.Struct, frozen=True):
 class RackSummary(msgspec.Struct, frozen=True):
     """Rack-side figures of one run.
 
-    balance             largest / mean uncached prompt tokens over the prefill ranks that ran; 1 is even
+    balance             largest / mean uncached prompt tokens over the prefill ranks, idle ones too; 1 is even
     lockstep_idle_share time in which a prefill group ran no step while another rank had requests queued, over the run's time,
                         mean over prefill groups
     local, fetched, uncached tokens   prompt tokens by where their KV came from, over all attempts
@@ -53,6 +55,14 @@ def role_of(worker: str) -> str:
     return worker.rstrip("0123456789")
 
 
+def placeable(recorded: Iterable[RecordedEvent], role: Role) -> set[Rank]:
+    """Ranks of a role that requests were or might have been placed on: an idle rank is one too."""
+    placed = [event for item in recorded if isinstance(event := item.event, ev.RequestPlaced)]
+    if role == "decode":
+        return {event.decode for event in placed}
+    return {rank for event in placed for rank in (event.prefill, *(rank for rank, _ in event.costs))}
+
+
 class _Work:
     __slots__ = ("busy_ns", "fetched", "local", "prompt", "requests", "steps")
 
@@ -62,10 +72,10 @@ class _Work:
 
 def summarize_rack(recorded: Iterable[RecordedEvent], duration_ns: Time) -> RackSummary:
     """Figures of the rack over a run that took `duration_ns`."""
-    work: dict[str, _Work] = {}
+    recorded = tuple(recorded)
+    work = {str(rank): _Work() for role in ROLES for rank in placeable(recorded, role)}
     counts: Counter[str] = Counter()
     transfers: Counter[str] = Counter()
-    recorded = tuple(recorded)
     for item in recorded:
         event = item.event
         if isinstance(event, ev.PrefillAdmitted):

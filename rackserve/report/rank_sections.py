@@ -4,25 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
+from math import ceil
 
 import msgspec
 
-from rackserve.base.events import RequestPlaced, StepDone
-from rackserve.base.ids import Rank
+from rackserve.base.events import StepDone
+from rackserve.base.topology import Role
 from rackserve.base.units import NS_PER_S, to_seconds
-from rackserve.bench.rack import role_of
+from rackserve.bench.rack import placeable, role_of
 from rackserve.bench.records import RecordedEvent, RequestRecord
 from rackserve.report.charts import HeatRow, heat_map, shades
 from rackserve.report.compare import Arm
 from rackserve.report.pieces import data_table, figure
 
-BINS = 60
-"""Stretches of time in a heat map."""
+BINS, MAX_BINS = 60, 600
+"""Stretches of time in a heat map: a second each for runs of one to ten minutes."""
 MAX_SESSIONS = 200
 """Sessions of a run that a waterfall can be chosen of: those with the most requests."""
 
 
-def heat_rows(events: Sequence[RecordedEvent], role: str) -> tuple[list[HeatRow], float]:
+def heat_rows(events: Sequence[RecordedEvent], role: Role) -> tuple[list[HeatRow], float]:
     """(a row per rank of a role, seconds of the run): work per second, its steps' work spread evenly over their time.
 
     Work is positions computed on a prefill rank, sequences in the step on a decode rank (so a row then shows its mean batch).
@@ -35,27 +36,20 @@ def heat_rows(events: Sequence[RecordedEvent], role: str) -> tuple[list[HeatRow]
     if not steps:
         return [], 0.0
     zero, end = min(start for start, _, _ in steps), max(end for _, end, _ in steps)
-    width = max(1, (end - zero + BINS - 1) // BINS)
-    ranks = {event.rank for _, _, event in steps} | _candidates(events, role)
-    work = {rank: [0.0] * BINS for rank in sorted(ranks, key=lambda rank: rank_order(str(rank)))}
+    bins = min(MAX_BINS, max(BINS, ceil(to_seconds(end - zero))))
+    width = max(1, (end - zero + bins - 1) // bins)
+    ranks = {event.rank for _, _, event in steps} | placeable(events, role)
+    work = {rank: [0.0] * bins for rank in sorted(ranks, key=lambda rank: rank_order(str(rank)))}
     for start, stop, event in steps:
         if event.dummy:
             continue
         amount = event.new_tokens * event.num_passes if role == "prefill" else event.num_sequences * to_seconds(stop - start)
         row = work[event.rank]
-        for place in range((start - zero) // width, min(BINS - 1, (stop - zero) // width) + 1):
+        for place in range((start - zero) // width, min(bins - 1, (stop - zero) // width) + 1):
             inside = min(stop, zero + (place + 1) * width) - max(start, zero + place * width)
             row[place] += amount * inside / (stop - start) if stop > start else amount
     rows = [HeatRow(str(rank), tuple(value * NS_PER_S / width for value in values)) for rank, values in work.items()]
-    return rows, to_seconds(width * BINS)
-
-
-def _candidates(events: Sequence[RecordedEvent], role: str) -> set[Rank]:
-    """Ranks of a role that requests might have been placed on: an idle rank is a row too."""
-    placed = [event for item in events if isinstance(event := item.event, RequestPlaced)]
-    if role == "decode":
-        return {event.decode for event in placed}
-    return {rank for event in placed for rank in (event.prefill, *(rank for rank, _ in event.costs))}
+    return rows, to_seconds(width * bins)
 
 
 def rank_order(name: str) -> tuple[bool, list[int], str]:
@@ -64,7 +58,7 @@ def rank_order(name: str) -> tuple[bool, list[int], str]:
     return role != "prefill", [int(part) for part in name.removeprefix(role).split(".") if part], role
 
 
-def _maps(arms: Sequence[Arm], role: str, unit: str, note: str) -> str:
+def _maps(arms: Sequence[Arm], role: Role, unit: str, note: str) -> str:
     """A heat map per run, all to one scale."""
     drawn = [(arm.name, *heat_rows(arm.events, role)) for arm in arms]
     top = max((value for _, rows, _ in drawn for row in rows for value in row.values), default=0.0)

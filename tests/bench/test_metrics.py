@@ -13,7 +13,7 @@ from rackserve.base.events import DraftsVerified, StepDone
 from rackserve.base.ids import Rank
 from rackserve.base.units import NS_PER_MS, to_ns
 from rackserve.bench.frontier import operating_point
-from rackserve.bench.metrics import Throughput, bench_serve_keys, percentile, result_json, summarize, tpot_ms
+from rackserve.bench.metrics import Throughput, bench_serve_keys, failures_of, percentile, result_json, summarize, tpot_ms
 from rackserve.bench.records import ClientLoad, RequestRecord, RunInfo, recorded
 
 RUN = RunInfo("a", "live", 2, 4)
@@ -252,3 +252,14 @@ def test_a_completed_session_took_all_requests_over_the_sessions_that_ended() ->
     assert summarize(RunInfo("x", "live", 1, 1), records).requests_per_session is None
     point = operating_point(summary)
     assert point is not None and point.requests_per_session == 1.5
+
+
+def test_failures_are_told_by_kind_with_what_the_first_said() -> None:
+    failed = [
+        record(n, 0, [], 4, error=kind, detail=f"why {n}")
+        for n, kind in enumerate(("too_large", "timeout", "too_large", "unfinished", ""))
+    ]
+    assert failures_of(failed) == [
+        "2 requests failed (too_large), such as 0: why 0",
+        "1 requests failed (timeout), such as 1: why 1",
+    ]

@@ -4,7 +4,7 @@ import pytest
 
 from rackserve.base import events as ev
 from rackserve.base.ids import Rank
-from rackserve.bench.rack import role_of, summarize_rack
+from rackserve.bench.rack import placeable, role_of, summarize_rack
 from rackserve.bench.records import recorded
 
 P0, P1, D0 = Rank("prefill0"), Rank("prefill1"), Rank("decode0")
@@ -46,3 +46,21 @@ def test_without_events_figures_are_absent_not_zero() -> None:
 
 def test_the_role_is_the_worker_without_its_number() -> None:
     assert (role_of("prefill12"), role_of("decode0")) == ("prefill", "decode")
+
+
+def test_a_rank_that_never_ran_counts_in_balance_and_among_the_idle() -> None:
+    costs = ((P0, 9), (P1, 99), (Rank("prefill2"), 7))
+    events: list[ev.Event] = [
+        ev.RequestPlaced("a", 1, P0, D0, 0, 0, 0, costs),
+        ev.PrefillAdmitted("a", 1, P0, 90, 0, 0, 0),
+        ev.QueueChanged(P0, 1, 0),
+        ev.StepDone(P0, 0, 90, 0, 0, 1, 1, 0),
+        ev.QueueChanged(P0, 0, 0),
+    ]
+    found = recorded((100 * n, "x", event) for n, event in enumerate(events))
+    rack = summarize_rack(found, 400)
+    assert rack.balance == pytest.approx(3.0) and [rank.rank for rank in rack.ranks] == [
+        "decode0.0", "prefill0.0", "prefill1.0", "prefill2.0",
+    ]  # fmt: skip
+    assert rack.lockstep_idle_share == pytest.approx(2 * 200 / (400 * 3)), "two ranks idle while the first queued for 200 ns"
+    assert placeable(found, "prefill") == {P0, P1, Rank("prefill2")} and placeable(found, "decode") == {D0}

@@ -10,7 +10,7 @@ from rackserve.base.ids import Rank
 from rackserve.base.units import to_ns
 from rackserve.bench.records import recorded
 from rackserve.report.compare import Arm
-from rackserve.report.rank_sections import BINS, balance_section, heat_rows, waterfall_data, waterfall_section
+from rackserve.report.rank_sections import BINS, MAX_BINS, balance_section, heat_rows, waterfall_data, waterfall_section
 from tests.report.arms import arm
 
 
@@ -29,8 +29,8 @@ def test_the_work_of_all_cells_is_the_work_of_all_steps(steps: list[tuple[int, f
     rows, until_s = heat_rows(recorded([step(*one) for one in steps]), "prefill")
     for row in rows:
         rank = int(row.name[-1])
-        assert len(row.values) == BINS
-        work = sum(row.values) * until_s / BINS
+        assert BINS <= len(row.values) <= MAX_BINS
+        work = sum(row.values) * until_s / len(row.values)
         assert work == pytest.approx(sum(tokens for r, _, _, tokens in steps if r == rank), rel=1e-6, abs=1e-6)
 
 
@@ -38,6 +38,12 @@ def test_work_is_spread_over_the_time_of_its_step() -> None:
     [row], until_s = heat_rows(recorded([step(0, 0, 30, 300), step(0, 45, 15, 300)]), "prefill")
     assert until_s == pytest.approx(60)
     assert row.values == pytest.approx([10] * 30 + [0] * 15 + [20] * 15)
+
+
+def test_a_run_of_minutes_is_shown_second_by_second_and_a_long_one_in_ten_minutes_of_cells() -> None:
+    for seconds, cells in ((200, 200), (7_200, MAX_BINS), (3, BINS)):
+        [row], _ = heat_rows(recorded([step(0, 0, seconds, 9)]), "prefill")
+        assert len(row.values) == cells
 
 
 def test_a_decode_rank_shows_its_mean_batch_and_dummy_steps_are_no_work() -> None:
