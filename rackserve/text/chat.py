@@ -1,43 +1,49 @@
-"""Chat messages to prompt text, by the model's own template in a sandbox."""
+"""Chat messages to prompt text, by the model's own template, which is a stranger's program and run as one."""
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
-from typing import Any, NoReturn
-
-import msgspec
-from jinja2 import TemplateError
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from typing import Any
 
 from rackserve.base.errors import FileFormatError, RequestError
+from rackserve.text.hermes import write_tools
+from rackserve.text.messages import Message as Message
+from rackserve.text.messages import read_calls, read_tools, show
+from rackserve.text.template_engines import BoundedTemplate, SandboxedTemplate
 from rackserve.text.tokenizer import read_json, special_token
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
-Message = dict[str, Any]
-"""One chat message as the client sent it: `role`, `content` (a string or a list of text parts) and template extras."""
-
 
 class ChatTemplate:
-    """The template of one model. Rendering has no side effects and may run on any thread."""
+    """The template of one model. Rendering has no side effects and may run on any thread.
 
-    __slots__ = ("_bos", "_eos", "_template")
+    A template is part of the model's files and not trusted: it is rendered within bounds of work and text. One that cannot be
+    is refused, unless `trusted`: then it is rendered without bounds.
 
-    def __init__(self, source: str, *, bos_token: str = "", eos_token: str = "", origin: str = "chat template") -> None:
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"], autoescape=False
-        )
-        environment.filters["tojson"] = _to_json
-        environment.globals["raise_exception"] = _refuse
-        try:
-            self._template = environment.from_string(source)
-        except TemplateError as error:
-            raise FileFormatError(f"{origin}: the chat template does not parse ({error})") from error
+    takes_tools  the template describes tools itself; if not, they are written as in `hermes`
+    """
+
+    __slots__ = ("_bos", "_eos", "_template", "takes_tools")
+
+    def __init__(
+        self, source: str, *, bos_token: str = "", eos_token: str = "", origin: str = "chat template", trusted: bool = False
+    ) -> None:
         self._bos = bos_token
         self._eos = eos_token
+        self.takes_tools = re.search(r"\btools\b", source) is not None
+        self._template: BoundedTemplate | SandboxedTemplate
+        try:
+            self._template = BoundedTemplate(source, origin)
+        except FileFormatError:
+            if not trusted:
+                raise
+            self._template = SandboxedTemplate(source, origin)
 
     @classmethod
-    def from_folder(cls, folder: Path) -> ChatTemplate | None:
+    def from_folder(cls, folder: Path, *, trusted: bool = False) -> ChatTemplate | None:
         """The template of a model folder, or None when the model has none. Raises FileFormatError naming the file."""
         path = folder / "tokenizer_config.json"
         config = read_json(path) if path.exists() else {}
@@ -52,57 +58,64 @@ class ChatTemplate:
         if not isinstance(source, str):
             raise FileFormatError(f"{path}: chat_template must be a string or a list with one named 'default'")
         bos_token, eos_token = special_token(config, "bos_token"), special_token(config, "eos_token")
-        return cls(source, bos_token=bos_token, eos_token=eos_token, origin=str(path))
+        return cls(source, bos_token=bos_token, eos_token=eos_token, origin=str(path), trusted=trusted)
 
-    def render(self, messages: list[Message]) -> str:
-        """The prompt for the next answer. Raises RequestError (param `messages`) when the messages or the template object."""
+    def render(self, messages: list[Message], tools: list[dict[str, Any]] | None = None) -> str:
+        """The prompt for the next answer, with `tools` (chat-completions shape) offered in it.
+
+        Raises RequestError naming the field at fault, or `messages` when the template objects.
+        """
         if not messages:
             raise RequestError("messages must hold at least one message", param="messages")
+        functions = read_tools("tools", tools)
         checked = [_check(number, message) for number, message in enumerate(messages)]
-        try:
-            return self._template.render(
-                messages=checked, add_generation_prompt=True, bos_token=self._bos, eos_token=self._eos, tools=None
-            )
-        except RequestError:
-            raise
-        except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
-            raise RequestError(f"the chat template refuses these messages: {error}", param="messages") from error
+        if not self.takes_tools:
+            checked = write_tools(checked, functions)
+        else:
+            for message in checked:
+                for call in message.get("tool_calls", ()):  # templates expect them as objects
+                    call["function"]["arguments"] = json.loads(call["function"]["arguments"])
+        values = {
+            "messages": checked,
+            "tools": [{"type": "function", "function": function} for function in functions] or None,
+            "add_generation_prompt": True,
+            "bos_token": self._bos,
+            "eos_token": self._eos,
+        }
+        size = sum(len(message["content"]) for message in checked)
+        size += len(json.dumps([message.get("tool_calls") for message in checked])) + len(json.dumps(functions))
+        return self._template.render(size, values)
 
 
 def _check(number: int, message: Message) -> Message:
-    """The message with its content as one string."""
+    """The message with its content as one string, and its calls with their arguments as JSON text."""
     where = f"messages[{number}]"
     role = message.get("role")
     if role not in ROLES:
-        raise RequestError(f"{where}.role must be one of {', '.join(ROLES)}, got {_show(role)}", param=f"{where}.role")
-    if message.get("tool_calls") or message.get("function_call"):
-        raise RequestError(f"{where}.tool_calls: tool calls are not supported", param=f"{where}.tool_calls")
-    return {**message, "content": _text(f"{where}.content", message.get("content"))}
+        raise RequestError(f"{where}.role must be one of {', '.join(ROLES)}, got {show(role)}", param=f"{where}.role")
+    calls = message.get("tool_calls") or None
+    if message.get("function_call") or (calls and role != "assistant"):
+        raise RequestError(f"{where}.tool_calls: only an assistant's tool_calls are supported", param=f"{where}.tool_calls")
+    content = message.get("content")
+    checked = {key: value for key, value in message.items() if key != "tool_calls"}
+    checked["content"] = "" if content is None and calls else _text(f"{where}.content", content)
+    if calls:
+        checked["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": written}}
+            for call, written in read_calls(f"{where}.tool_calls", calls)
+        ]
+    return checked
 
 
 def _text(where: str, content: Any) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise RequestError(f"{where} must be a string or a list of text parts, got {_show(content)}", param=where)
+        raise RequestError(f"{where} must be a string or a list of text parts, got {show(content)}", param=where)
     for number, part in enumerate(content):
         if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
             kind = part.get("type") if isinstance(part, dict) else part
             raise RequestError(
-                f"{where}[{number}]: only parts {{'type': 'text', 'text': ...}} are supported, got {_show(kind)}", param=where
+                f"{where}[{number}]: only parts {{'type': 'text', 'text': ...}} are supported, got {show(kind)}", param=where
             )
     return "".join(part["text"] for part in content)
-
-
-def _show(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _to_json(value: Any, indent: int | None = None) -> str:
-    """JSON as model templates expect it: not escaped for HTML, characters as they are."""
-    return msgspec.json.format(msgspec.json.encode(value), indent=indent or 0).decode()
-
-
-def _refuse(message: str) -> NoReturn:
-    raise RequestError(f"the chat template refuses these messages: {message}", param="messages")

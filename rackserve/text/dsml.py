@@ -9,9 +9,8 @@ from typing import Any
 import msgspec
 
 from rackserve.base.errors import RequestError
-from rackserve.text.chat import Message
 from rackserve.text.deepseek_tokenizer import BOS, EOS
-from rackserve.text.messages import ToolCall, Turn, read_tools, read_turns, refuse, show
+from rackserve.text.messages import Message, ToolCall, Turn, read_tools, read_turns, refuse, show
 from rackserve.text.tokenizer import Piece
 
 SYSTEM, USER, ASSISTANT, REMINDER = "<｜System｜>", "<｜User｜>", "<｜Assistant｜>", "<｜latest_reminder｜>"

@@ -9,7 +9,9 @@ from typing import Any, NoReturn
 import msgspec
 
 from rackserve.base.errors import RequestError
-from rackserve.text.chat import Message
+
+Message = dict[str, Any]
+"""One chat message as the client sent it: `role`, `content` (a string or a list of text parts) and template extras."""
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "latest_reminder")
 TASKS = ("action", "query", "authority", "domain", "title", "read_url")
@@ -154,6 +156,19 @@ def read_tools(where: str, tools: Any) -> list[dict[str, Any]]:
         _name(f"{where}[{number}].function.name", function.get("name"))
         functions.append(function)
     return functions
+
+
+def read_calls(where: str, calls: Any) -> list[tuple[ToolCall, str]]:
+    """The calls of an answer, and the arguments of each as JSON text, as the client wrote it if it did.
+
+    Raises RequestError naming `where` and the call.
+    """
+    read = []
+    for call, given in zip(_calls(where, calls), calls, strict=True):
+        text = given["function"].get("arguments")
+        is_text = isinstance(text, str) and bool(text.strip())
+        read.append((call, text.strip() if is_text else json.dumps(call.arguments, ensure_ascii=False)))
+    return read
 
 
 def _calls(where: str, calls: Any) -> tuple[ToolCall, ...]:
