@@ -46,6 +46,7 @@ class RunnerSpec(RunnerOptions, frozen=True, forbid_unknown_fields=True, kw_only
     block_tokens  token positions per KV block
     vocab_size    token ids (digest)
     window        whether KV has a resume state beside the blocks (digest)
+    kernels       what computes (llama): "native" code, "torch", or "auto", the first that can
     step_ms, token_us  a step takes at least step_ms and token_us for each of its tokens (digest): a rack of known speed
     """
 
@@ -55,6 +56,7 @@ class RunnerSpec(RunnerOptions, frozen=True, forbid_unknown_fields=True, kw_only
     block_tokens: int = 16
     vocab_size: int = 64
     window: bool = False
+    kernels: Literal["auto", "native", "torch"] = "auto"
     step_ms: float = 0.0
     token_us: float = 0.0
 
@@ -220,7 +222,16 @@ def open_runner(spec: RunnerSpec, arena: memoryview, num_blocks: int, collective
     from rackserve.model.products import TILE_ROWS
     from rackserve.model.runner import LlamaRunner
 
-    runner = LlamaRunner(files, arena, num_blocks, spec.block_tokens, dtype=spec.dtype, compile_constraint=compiler)
+    runner = LlamaRunner(
+        files,
+        arena,
+        num_blocks,
+        spec.block_tokens,
+        dtype=spec.dtype,
+        compile_constraint=compiler,
+        kernels=spec.kernels,
+    )
+    log.info("the model is computed by %s", runner.path)
     if runner.products != "direct":
         how = f"in tiles of {TILE_ROWS} rows" if runner.products == "tiled" else "row by row"
         log.warning("matrix products on this CPU round by the number of rows; computing %s, so that answers do not change", how)

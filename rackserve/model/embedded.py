@@ -21,7 +21,7 @@ import msgspec
 from rackserve.base.errors import FileFormatError, RackserveError, ResourceError
 from rackserve.model.extra import require_engine
 
-FORMAT = 1
+FORMAT = 2
 """Raised whenever a conversion writes something else, so that old cache folders are left alone."""
 
 

@@ -100,6 +100,11 @@ class Llama:
         self._sin = torch.cat((-angles.sin(), angles.sin()), -1)[:, None, :]
 
     @property
+    def path(self) -> str:
+        """What computes."""
+        return "torch"
+
+    @property
     def products(self) -> Mode:
         """How products are computed: the slower of what the weights and the attention need."""
         return max(self._weights.products.mode, self._attention.products.mode, key=MODES.index)

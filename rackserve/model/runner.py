@@ -6,22 +6,41 @@ import array
 import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal, Protocol
 
 import torch
 from msgspec import structs
 from torch import Tensor
 
-from rackserve.base.errors import InvariantError
+from rackserve.base.errors import ConfigError, InvariantError
 from rackserve.base.step import ItemResult, Step, StepItem, StepResult, TokenLogprobs
+from rackserve.kernels.cpu import library
 from rackserve.model.acceptance import verify
 from rackserve.model.attention import Span
 from rackserve.model.files import ModelFiles
 from rackserve.model.kv_arena import KvArena
 from rackserve.model.layout import KvDtype, kv_layout
 from rackserve.model.llama import Llama, LlamaWeights, load_weights
+from rackserve.model.native import NativeLlama, load_native
 from rackserve.model.products import Mode
 from rackserve.model.sampler import score, token_logprobs
 from rackserve.model.sampling_state import Compile, SamplingStates
+
+Kernels = Literal["auto", "native", "torch"]
+
+
+class Forward(Protocol):
+    """One way to compute. `hidden` of one call of `forward` is good until the next."""
+
+    @property
+    def products(self) -> Mode: ...
+
+    @property
+    def path(self) -> str: ...
+
+    def forward(self, tokens: Tensor, spans: Sequence[Span]) -> Tensor: ...
+
+    def logits(self, hidden: Tensor, wanted: Tensor) -> Tensor: ...
 
 
 @dataclass(slots=True)
@@ -37,7 +56,8 @@ class LlamaRunner:
 
     arena    writable memory of at least `num_blocks` blocks of `layout`, kept mapped while the runner lives
     dtype    how KV is stored; computing is float32 either way
-    weights  those of another runner in this process, to hold them once
+    weights  those of another runner in this process that computes with torch, to hold them once
+    kernels  native: the kernels of `kernels.cpu`, ConfigError where they do not serve; torch; auto: the first that serves
     compile_constraint  for requests with a constraint; without it they end as unsupported
 
     A token depends on its sequence alone: not on chunks, batch, cached prefix or neighbours. That needs torch to run on one
@@ -47,7 +67,7 @@ class LlamaRunner:
     FileFormatError if weights are missing or misshapen, ConfigError if the arena does not fit.
     """
 
-    __slots__ = ("_arena", "_config", "_llama", "_sampling", "_sequences", "layout", "weights")
+    __slots__ = ("_arena", "_config", "_dtype", "_llama", "_sampling", "_sequences", "layout", "weights")
 
     def __init__(
         self,
@@ -58,15 +78,38 @@ class LlamaRunner:
         dtype: KvDtype = "bf16",
         weights: LlamaWeights | None = None,
         compile_constraint: Compile | None = None,
+        kernels: Kernels = "torch",
     ) -> None:
         torch.set_num_threads(1)  # more would split a product differently for each number of rows, and round differently
         self._config = files.llama
         self.layout = kv_layout(files.llama, block_tokens, dtype)
+        self._dtype = dtype
         self._arena = KvArena(arena, files.llama, num_blocks, block_tokens, dtype)
-        self.weights = weights or load_weights(files.path, files.llama)
-        self._llama = Llama(self.weights, self._arena)
+        self.weights = weights
+        self._llama: Forward = self._native(files, arena, kernels) or Llama(self._loaded(files), self._arena)
         self._sequences: dict[int, EngineSequence] = {}
         self._sampling = SamplingStates(files.llama.vocab_size, compile_constraint)
+
+    def _native(self, files: ModelFiles, arena: memoryview | mmap.mmap, kernels: Kernels) -> Forward | None:
+        """The native forward pass, if it is wanted and can be had."""
+        if kernels == "torch" or (kernels == "auto" and library.find() is None):
+            return None
+        try:
+            native = load_native(files.path, files.llama)
+            return NativeLlama(native, arena, self._arena.block_tokens, self._dtype)
+        except ConfigError:
+            if kernels == "native":
+                raise
+            return None
+
+    def _loaded(self, files: ModelFiles) -> LlamaWeights:
+        self.weights = self.weights or load_weights(files.path, files.llama)
+        return self.weights
+
+    @property
+    def path(self) -> str:
+        """What computes: an instruction set, or torch."""
+        return self._llama.path
 
     @property
     def products(self) -> Mode:

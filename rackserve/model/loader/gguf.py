@@ -11,11 +11,13 @@ import numpy as np
 import torch
 from gguf import GGUFReader
 from gguf.quants import dequantize
+from safetensors.numpy import save_file as save_numpy
 from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from rackserve.base.errors import FileFormatError
 from rackserve.model.config import LlamaConfig
+from rackserve.model.loader.blocks import BLOCK_BYTES, BLOCKS_FILE
 
 CONTROL_TOKEN = 3
 USER_TOKEN = 4
@@ -50,6 +52,7 @@ def convert_gguf(source: Path, folder: Path, progress: Progress) -> None:
         tensors[name] = tensor
         progress("dequantise", done + 1, len(reader.tensors))
     save_file(tensors, str(folder / "model.safetensors"), metadata={"format": "pt"})
+    save_numpy(_blocks(reader, config), str(folder / BLOCKS_FILE))
     tokens: list[str] = meta["tokenizer.ggml.tokens"]
     bos, eos = meta["tokenizer.ggml.bos_token_id"], meta["tokenizer.ggml.eos_token_id"]
     build_tokenizer(meta).save(str(folder / "tokenizer.json"))
@@ -131,6 +134,26 @@ def _tensors(source: Path, reader: GGUFReader, config: LlamaConfig) -> Iterator[
         else:
             raise FileFormatError(f"{source}: tensor {entry.name} belongs to no Llama model; use another model file")
         yield f"{target}.weight", torch.from_numpy(np.ascontiguousarray(values)).to(torch.bfloat16)
+
+
+def _blocks(reader: GGUFReader, config: LlamaConfig) -> dict[str, np.ndarray]:
+    """The quantised matrices as they are in the file: uint8 [rows, groups, bytes of a block], under name and kind."""
+    found = {}
+    for entry in reader.tensors:
+        kind = entry.tensor_type.name.lower()
+        if kind not in BLOCK_BYTES:
+            continue
+        name = entry.name.removesuffix(".weight")
+        rows = np.array(entry.data).reshape(entry.data.shape[0], -1)
+        if name in OUTER_TENSORS:
+            target = OUTER_TENSORS[name]
+        else:
+            _, layer, part = name.split(".", 2)
+            target = f"model.layers.{layer}.{TENSORS[part]}"
+            if part in ("attn_q", "attn_k"):
+                rows = unpermute(rows, config.num_heads if part == "attn_q" else config.num_kv_heads)
+        found[f"{target}.{kind}"] = np.ascontiguousarray(rows).reshape(len(rows), -1, BLOCK_BYTES[kind])
+    return found
 
 
 def unpermute(weight: np.ndarray, heads: int) -> np.ndarray:

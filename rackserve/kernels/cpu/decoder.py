@@ -1,0 +1,169 @@
+"""A Llama decoder's step in one native call."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from collections.abc import Sequence
+from ctypes import POINTER, Structure, c_float, c_int32, c_void_p
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rackserve.base.errors import ConfigError, ResourceError
+from rackserve.kernels.cpu.library import Floats, Library, MatrixView, view_of
+from rackserve.kernels.cpu.packing import Bytes
+
+HEAD_MULTIPLE = 16
+MAX_HEAD = 256
+MAX_SHARED = 16
+"""Query heads to a kv head (a part of TILE in src/attention.h)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A packed matrix and its kind."""
+
+    data: Bytes
+    kind: int
+
+    def view(self) -> MatrixView:
+        return view_of(self.data, self.kind)
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderLayer:
+    """One layer; `qkv` and `gate_up` are their parts one below the other."""
+
+    attention_norm: Floats
+    ffn_norm: Floats
+    qkv: Packed
+    output: Packed
+    gate_up: Packed
+    down: Packed
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderWeights:
+    """All that a step reads but the cache. cosine, sine: float32 [positions, head_dim / 2]."""
+
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffn: int
+    vocab: int
+    norm_eps: float
+    layers: tuple[DecoderLayer, ...]
+    norm: Floats
+    embedding: Packed
+    head: Packed
+    cosine: Floats
+    sine: Floats
+
+
+class _Layer(Structure):
+    _fields_ = (
+        ("attention_norm", c_void_p), ("ffn_norm", c_void_p),
+        ("qkv", MatrixView), ("output", MatrixView), ("gate_up", MatrixView), ("down", MatrixView),
+    )  # fmt: skip
+
+
+class _Model(Structure):
+    _fields_ = (
+        *((name, c_int32) for name in ("hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "layers", "max_rows")),
+        ("norm_eps", c_float), ("layer", POINTER(_Layer)), ("norm", c_void_p),
+        ("embedding", MatrixView), ("head", MatrixView), ("cosine", c_void_p), ("sine", c_void_p),
+    )  # fmt: skip
+
+
+class _Span(Structure):
+    _fields_ = (("blocks", c_void_p), ("start", c_int32), ("rows", c_int32))
+
+
+@dataclass(slots=True)
+class Rows:
+    """`count` positions from `start` on of a sequence with block table `blocks`."""
+
+    blocks: Sequence[int]
+    start: int
+    count: int
+    table: NDArray[np.int32] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.table = np.asarray(self.blocks, np.int32)
+
+
+class Decoder:
+    """Steps over blocks in `arena`, which lie as [layer][key, value][kv head][position][head dim].
+
+    wide       bytes of a stored number: 2 (bf16) or 4 (float32)
+    max_rows   positions of one step; buffers for so many are made once
+    threads    cores that share a step; no effect on any bit
+
+    ConfigError for shapes that the kernels do not know, ResourceError if memory runs out.
+    """
+
+    def __init__(
+        self,
+        library: Library,
+        weights: DecoderWeights,
+        arena: memoryview | mmap.mmap,
+        *,
+        wide: int,
+        block_tokens: int,
+        max_rows: int,
+        threads: int = 1,
+    ) -> None:
+        shared = weights.heads // weights.kv_heads
+        if weights.head_dim % (2 * HEAD_MULTIPLE) or weights.head_dim > MAX_HEAD or shared > MAX_SHARED:
+            raise ConfigError(
+                f"heads of {weights.head_dim} and {shared} query heads to a kv head: kernels want multiples of "
+                f"{2 * HEAD_MULTIPLE} up to {MAX_HEAD}, and up to {MAX_SHARED}"
+            )
+        self._library = library
+        self._keep = (weights, np.frombuffer(arena, np.uint8))
+        self.vocab = weights.vocab
+        self.max_rows = max_rows
+        self._layers = (_Layer * len(weights.layers))(*(_layer_of(layer) for layer in weights.layers))
+        model = _Model(
+            weights.hidden, weights.heads, weights.kv_heads, weights.head_dim, weights.ffn, weights.vocab,
+            len(weights.layers), max_rows, weights.norm_eps, self._layers, weights.norm.ctypes.data,
+            weights.embedding.view(), weights.head.view(), weights.cosine.ctypes.data, weights.sine.ctypes.data,
+        )  # fmt: skip
+        self._decoder = library.c.rk_decoder_new(ctypes.byref(model), self._keep[1].ctypes.data, wide, block_tokens, threads)
+        if not self._decoder:
+            raise ResourceError(f"no memory for the buffers of a step of {max_rows} positions; lower scheduler.max_tokens")
+
+    def forward(self, tokens: NDArray[np.int32], spans: Sequence[Rows]) -> None:
+        """Compute positions and store their KV. `tokens`: those of all spans, one after the other, at most `max_rows`."""
+        given = (_Span * len(spans))(*(_Span(span.table.ctypes.data, span.start, span.count) for span in spans))
+        self._check(self._library.c.rk_decoder_forward(self._decoder, given, len(spans), tokens.ctypes.data))
+
+    def logits(self, rows: NDArray[np.int32]) -> Floats:
+        """Logits float32 [n, vocab] of the rows in `rows` of the last `forward`."""
+        out = np.empty((len(rows), self.vocab), np.float32)
+        if len(rows):
+            self._check(self._library.c.rk_decoder_logits(self._decoder, rows.ctypes.data, len(rows), out.ctypes.data))
+        return out
+
+    def close(self) -> None:
+        """Let threads and buffers go."""
+        decoder, self._decoder = self._decoder, None
+        if decoder:
+            self._library.c.rk_decoder_free(decoder)
+
+    def __del__(self) -> None:
+        if getattr(self, "_decoder", None):
+            self.close()
+
+    @staticmethod
+    def _check(code: int) -> None:
+        if code:
+            raise ResourceError("a step found no memory for its attention; lower scheduler.max_tokens")
+
+
+def _layer_of(layer: DecoderLayer) -> _Layer:
+    norms = layer.attention_norm.ctypes.data, layer.ffn_norm.ctypes.data
+    return _Layer(*norms, layer.qkv.view(), layer.output.view(), layer.gate_up.view(), layer.down.view())

@@ -1,0 +1,102 @@
+"""The built kernels of this machine, through ctypes."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from ctypes import POINTER, Structure, c_char_p, c_int32, c_void_p
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rackserve.base.errors import ConfigError
+from rackserve.kernels.cpu.build import BUILT
+from rackserve.kernels.cpu.packing import BF16, GROUP, LANES, Bytes
+
+ABI = 1
+
+NEEDED: dict[str, frozenset[str]] = {
+    "avx512": frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "f16c", "fma"}),
+    "avx2": frozenset({"avx2", "f16c", "fma", "bmi2"}),
+    "portable": frozenset(),
+}
+"""What the processor must have for each variant, best first."""
+
+VARIABLE = "RACKSERVE_KERNELS"
+"""Environment variable that names the variant to load instead of the best, or "none"."""
+
+Floats = NDArray[np.float32]
+
+
+class MatrixView(Structure):
+    """`Matrix` of src/matrix.h."""
+
+    _fields_ = (("data", c_void_p), ("kind", c_int32), ("outputs", c_int32), ("inputs", c_int32))
+
+
+class Library:
+    """One loaded variant. `path`: the instruction set it was built for."""
+
+    def __init__(self, file: Path) -> None:
+        self.c = ctypes.CDLL(str(file))
+        if self.c.rk_abi() != ABI:
+            raise ConfigError(f"{file}: built from other sources; run python -m rackserve.kernels.cpu.build")
+        self.c.rk_path.restype = c_char_p
+        self.path: str = self.c.rk_path().decode()
+        self.c.rk_product.argtypes = [POINTER(MatrixView), c_void_p, c_int32, c_void_p]
+        self.c.rk_unpack_row.argtypes = [POINTER(MatrixView), c_int32, c_void_p]
+        self.c.rk_decoder_new.restype = c_void_p
+        self.c.rk_decoder_new.argtypes = [c_void_p, c_void_p, c_int32, c_int32, c_int32]
+        self.c.rk_decoder_free.argtypes = [c_void_p]
+        self.c.rk_decoder_forward.argtypes = [c_void_p, c_void_p, c_int32, c_void_p]
+        self.c.rk_decoder_logits.argtypes = [c_void_p, c_void_p, c_int32, c_void_p]
+
+    def product(self, packed: Bytes, kind: int, rows: Floats) -> Floats:
+        """`rows` [n, inputs] times the matrix: float32 [n, outputs]. Quantised kinds round the rows to 8 bits in groups."""
+        view = view_of(packed, kind)
+        out = np.empty((len(rows), view.outputs), np.float32)
+        given = np.ascontiguousarray(rows, np.float32)
+        self.c.rk_product(view, given.ctypes.data, len(rows), out.ctypes.data)
+        return out
+
+    def row(self, packed: Bytes, kind: int, output: int) -> Floats:
+        """One row of the matrix: float32 [inputs]."""
+        view = view_of(packed, kind)
+        out = np.empty(view.inputs, np.float32)
+        self.c.rk_unpack_row(view, output, out.ctypes.data)
+        return out
+
+
+def view_of(packed: Bytes, kind: int) -> MatrixView:
+    """A packed matrix as C sees it; `packed` must outlive it."""
+    tiles, groups, _ = packed.shape
+    return MatrixView(packed.ctypes.data, kind, tiles * LANES, groups * GROUP)
+
+
+@cache
+def find() -> Library | None:
+    """The best variant that was built and that this processor runs; None if there is none, or none is wanted."""
+    wanted = os.environ.get(VARIABLE, "")
+    has = features()
+    for name, needed in NEEDED.items():
+        file = BUILT / f"kernels-{name}.so"
+        if wanted in ("", name) and needed <= has and file.exists():
+            return Library(file)
+    if wanted not in ("", "none"):
+        raise ConfigError(f"{VARIABLE}={wanted}: not built, or not for this processor; one of {', '.join(NEEDED)} or none")
+    return None
+
+
+def features() -> frozenset[str]:
+    """Instruction sets of this processor, by the names of /proc/cpuinfo; empty where that does not exist."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return frozenset()
+    line = next((line for line in text.splitlines() if line.startswith("flags")), "")
+    return frozenset(line.partition(":")[2].split())
+
+
+__all__ = ["ABI", "BF16", "Library", "MatrixView", "features", "find", "view_of"]

@@ -1,0 +1,163 @@
+#include "matrix.h"
+
+namespace rackserve {
+
+namespace {
+
+constexpr int BLOCK = 8;  // rows whose sums are kept in registers at once; no effect on any bit
+
+inline int32_t quad_of(const int8_t* bytes) {
+    int32_t quad;
+    std::memcpy(&quad, bytes, 4);
+    return quad;
+}
+
+// sum + products of the four unsigned bytes in each lane of `u` with those signed in `s`.
+inline I32 dot(I32 sum, I32 u, I32 s) {
+#if defined(__AVX512VNNI__)
+    return (I32)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)u, (__m512i)s);
+#else
+    for (int byte = 0; byte < 4; byte++) {
+        const I32 left = (I32)(((U32)u >> (8 * byte)) & 0xff);
+        const I32 right = (I32)((U32)s << (24 - 8 * byte)) >> 24;
+        sum += left * right;
+    }
+    return sum;
+#endif
+}
+
+template <int ROWS> void q4_block(const uint8_t* tile, int groups, const Inputs& in, int inputs, int row, F32* total) {
+    for (int group = 0; group < groups; group++, tile += 320) {
+#if defined(__AVX512F__)
+        _mm_prefetch((const char*)tile + 4096, _MM_HINT_T0);
+        _mm_prefetch((const char*)tile + 4160, _MM_HINT_T0);
+        _mm_prefetch((const char*)tile + 4224, _MM_HINT_T0);
+        _mm_prefetch((const char*)tile + 4288, _MM_HINT_T0);
+        _mm_prefetch((const char*)tile + 4352, _MM_HINT_T0);
+#endif
+        const int8_t* bytes = in.bytes + size_t(row) * inputs + group * GROUP;
+        I32 sums[ROWS] = {};
+#pragma GCC unroll 4
+        for (int quad = 0; quad < 4; quad++) {
+            const U32 packed = load<U32>(tile + 64 * quad);
+            const I32 low = (I32)(packed & 0x0f0f0f0f), high = (I32)((packed >> 4) & 0x0f0f0f0f);
+#pragma GCC unroll 8
+            for (int r = 0; r < ROWS; r++) {
+                const int8_t* at = bytes + size_t(r) * inputs + 4 * quad;
+                sums[r] = dot(sums[r], low, I32{} + quad_of(at));
+                sums[r] = dot(sums[r], high, I32{} + quad_of(at + 16));
+            }
+        }
+        const F32 scale = from_half((const uint16_t*)(tile + 256)), offset = from_half((const uint16_t*)(tile + 288));
+#pragma GCC unroll 8
+        for (int r = 0; r < ROWS; r++) {
+            const size_t at = size_t(row + r) * groups + group;
+            total[r] = fma(to_float(sums[r]), scale * splat(in.scales[at]), total[r]);
+            total[r] = fma(offset, splat(in.sums[at]), total[r]);
+        }
+    }
+}
+
+template <int ROWS> void q8_block(const uint8_t* tile, int groups, const Inputs& in, int inputs, int row, F32* total) {
+    for (int group = 0; group < groups; group++, tile += 576) {
+#if defined(__AVX512F__)
+        for (int line = 0; line < 9; line++) _mm_prefetch((const char*)tile + 4608 + 64 * line, _MM_HINT_T0);
+#endif
+        const int8_t* bytes = in.bytes + size_t(row) * inputs + group * GROUP;
+        // The inputs, moved by 128, are the unsigned side; what that adds is taken off with the sums of the weights.
+        const I32 moved = __builtin_convertvector(load<U16>(tile + 544), I32) << 16 >> 16;
+        I32 sums[ROWS];
+#pragma GCC unroll 8
+        for (int r = 0; r < ROWS; r++) sums[r] = -(moved << 7);
+#pragma GCC unroll 8
+        for (int quad = 0; quad < 8; quad++) {
+            const I32 weights = load<I32>(tile + 64 * quad);
+#pragma GCC unroll 8
+            for (int r = 0; r < ROWS; r++) {
+                const int32_t given = quad_of(bytes + size_t(r) * inputs + 4 * quad) ^ int32_t(0x80808080);
+                sums[r] = dot(sums[r], I32{} + given, weights);
+            }
+        }
+        const F32 scale = from_half((const uint16_t*)(tile + 512));
+#pragma GCC unroll 8
+        for (int r = 0; r < ROWS; r++) {
+            const size_t at = size_t(row + r) * groups + group;
+            total[r] = fma(to_float(sums[r]), scale * splat(in.scales[at]), total[r]);
+        }
+    }
+}
+
+template <int ROWS> void bf16_block(const uint8_t* tile, int groups, const Inputs& in, int inputs, int row, F32* total) {
+    const float* rows = in.rows + size_t(row) * inputs;
+    for (int inner = 0; inner < groups * GROUP; inner++, tile += 32) {
+        const F32 weights = from_bf16(load<U16>(tile));
+#pragma GCC unroll 8
+        for (int r = 0; r < ROWS; r++) total[r] = fma(weights, splat(rows[size_t(r) * inputs + inner]), total[r]);
+    }
+}
+
+template <int ROWS>
+void block(const Matrix& m, const Inputs& in, int row, int output, float* out, int stride, bool add) {
+    const int groups = m.inputs / GROUP;
+    const uint8_t* tile = m.data + size_t(output / LANES) * groups * group_bytes(m.kind);
+    F32 total[ROWS] = {};
+    if (m.kind == Q4) q4_block<ROWS>(tile, groups, in, m.inputs, row, total);
+    else if (m.kind == Q8) q8_block<ROWS>(tile, groups, in, m.inputs, row, total);
+    else bf16_block<ROWS>(tile, groups, in, m.inputs, row, total);
+    for (int r = 0; r < ROWS; r++) {
+        float* at = out + size_t(row + r) * stride + output;
+        store(at, add ? load<F32>(at) + total[r] : total[r]);
+    }
+}
+
+}  // namespace
+
+void quantise(const float* row, int inputs, int8_t* bytes, float* scales, float* sums) {
+    for (int group = 0; group < inputs / GROUP; group++) {
+        const F32 first = load<F32>(row + group * GROUP), second = load<F32>(row + group * GROUP + LANES);
+        const U32 mask = U32{} + 0x7fffffff;
+        const F32 a = (F32)((U32)first & mask), b = (F32)((U32)second & mask);
+        const float most = peak(a > b ? a : b);
+        const float scale = most / 127.0f, inverse = most > 0.0f ? 127.0f / most : 0.0f;
+        const F32 magic = splat(12582912.0f);
+        const I32 low = (I32)(first * splat(inverse) + magic) - 0x4b400000, high = (I32)(second * splat(inverse) + magic) - 0x4b400000;
+        store(bytes + group * GROUP, __builtin_convertvector(low, I8));
+        store(bytes + group * GROUP + LANES, __builtin_convertvector(high, I8));
+        const float total = sum(to_float(low + high));  // exact: whole numbers far below 2^24
+        scales[group] = scale;
+        sums[group] = scale * total;
+    }
+}
+
+void product(const Matrix& m, const Inputs& in, int rows, int first, int end, float* out, int stride, bool add) {
+    for (int output = first; output < end; output += LANES) {
+        int row = 0;
+        for (; row + BLOCK <= rows; row += BLOCK) block<BLOCK>(m, in, row, output, out, stride, add);
+        if (row + 4 <= rows) block<4>(m, in, row, output, out, stride, add), row += 4;
+        if (row + 2 <= rows) block<2>(m, in, row, output, out, stride, add), row += 2;
+        if (row < rows) block<1>(m, in, row, output, out, stride, add);
+    }
+}
+
+void unpack_row(const Matrix& m, int output, float* row) {
+    const int groups = m.inputs / GROUP, lane = output % LANES;
+    const uint8_t* tile = m.data + size_t(output / LANES) * groups * group_bytes(m.kind);
+    for (int group = 0; group < groups; group++, tile += group_bytes(m.kind), row += GROUP) {
+        for (int inner = 0; inner < GROUP; inner++) {
+            const int quad = inner / 4, place = lane * 4 + inner % 4;
+            if (m.kind == Q4) {
+                const uint8_t byte = tile[(quad % 4) * 64 + place];
+                const float nibble = float(quad < 4 ? byte & 15 : byte >> 4);
+                const uint16_t* half = (const uint16_t*)(tile + 256);
+                row[inner] = nibble * half_to_float(half[lane]) + half_to_float(half[LANES + lane]);
+            } else if (m.kind == Q8) {
+                row[inner] = float((int8_t)tile[quad * 64 + place]) * half_to_float(((const uint16_t*)(tile + 512))[lane]);
+            } else {
+                uint32_t bits = uint32_t(((const uint16_t*)tile)[inner * LANES + lane]) << 16;
+                std::memcpy(row + inner, &bits, 4);
+            }
+        }
+    }
+}
+
+}  // namespace rackserve

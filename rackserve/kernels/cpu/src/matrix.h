@@ -1,0 +1,46 @@
+// Weight matrices as they lie in memory, packed once, and products with them.
+//
+// Output rows come in tiles of 16, one per lane; the inner dimension in groups of 32. A tile is its groups one after the other:
+//   Q4   256 bytes of nibbles, 16 half scales, 16 half offsets     weight = nibble * scale + offset
+//   Q8   512 signed bytes, 16 half scales, 16 int16 sums of bytes   weight = byte * scale
+//   BF16 32 x 16 bf16                                               weight as it is
+// Nibbles and bytes of a group: [8 quads of the inner dimension][16 lanes][4], where a Q4 byte holds quad q (low) and q + 4 (high).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "vectors.h"
+
+namespace rackserve {
+
+constexpr int GROUP = 32;
+
+enum Kind : int32_t { Q4 = 0, Q8 = 1, BF16 = 2 };
+
+struct Matrix {
+    const uint8_t* data;
+    int32_t kind;
+    int32_t outputs;  // a multiple of 16
+    int32_t inputs;   // a multiple of 32
+};
+
+inline size_t group_bytes(int kind) { return kind == Q4 ? 320 : kind == Q8 ? 576 : 1024; }
+
+// Rows that go into a product. Quantised ones: for each group the largest magnitude becomes 127.
+struct Inputs {
+    int8_t* bytes;      // [rows][inputs]
+    float* scales;      // [rows][inputs / 32]
+    float* sums;        // [rows][inputs / 32]: scale times the sum of bytes
+    const float* rows;  // [rows][inputs], for BF16
+};
+
+void quantise(const float* row, int inputs, int8_t* bytes, float* scales, float* sums);
+
+// out[row][first .. end) for outputs first to end (multiples of 16); `add`: onto what is there. `stride`: floats between rows.
+void product(const Matrix& matrix, const Inputs& inputs, int rows, int first, int end, float* out, int stride, bool add);
+
+// One row of the matrix as floats: a token's embedding.
+void unpack_row(const Matrix& matrix, int output, float* row);
+
+}  // namespace rackserve

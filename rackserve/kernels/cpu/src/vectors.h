@@ -1,0 +1,115 @@
+// Sixteen lanes, whatever the machine has: GCC and Clang split them into narrower registers where these are not wide enough.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX512F__) || defined(__F16C__)
+#include <immintrin.h>
+#endif
+
+namespace rackserve {
+
+constexpr int LANES = 16;
+
+typedef float F32 __attribute__((vector_size(64)));
+typedef int32_t I32 __attribute__((vector_size(64)));
+typedef uint32_t U32 __attribute__((vector_size(64)));
+typedef uint16_t U16 __attribute__((vector_size(32)));
+typedef int8_t I8 __attribute__((vector_size(16)));
+
+template <class V> inline V load(const void* from) {
+    V v;
+    std::memcpy(&v, from, sizeof v);
+    return v;
+}
+
+template <class V> inline void store(void* to, V v) { std::memcpy(to, &v, sizeof v); }
+
+inline F32 splat(float x) { return F32{} + x; }
+
+// a * b + c, rounded once where the machine can: the same for every row, whatever is computed beside it.
+inline F32 fma(F32 a, F32 b, F32 c) {
+#if defined(__AVX512F__)
+    return (F32)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#else
+    return a * b + c;
+#endif
+}
+
+inline F32 from_bf16(U16 v) { return (F32)(__builtin_convertvector(v, U32) << 16); }
+
+// To nearest, ties to even, as torch rounds; NaN stays NaN.
+inline U16 to_bf16(F32 v) {
+    const U32 bits = (U32)v;
+    const U32 rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    const I32 nan = v != v;
+    const U32 chosen = ((U32)nan & 0x7fc0) | (~(U32)nan & rounded);
+    return __builtin_convertvector(chosen, U16);
+}
+
+inline float half_to_float(uint16_t h) {
+    const uint32_t sign = uint32_t(h & 0x8000) << 16;
+    uint32_t exponent = (h >> 10) & 0x1f, mantissa = h & 0x3ff, bits;
+    if (exponent == 0) {
+        const float tiny = std::ldexp(float(mantissa), -24);
+        return sign ? -tiny : tiny;
+    }
+    bits = exponent == 31 ? sign | 0x7f800000 | mantissa << 13 : sign | (exponent + 112) << 23 | mantissa << 13;
+    float f;
+    std::memcpy(&f, &bits, 4);
+    return f;
+}
+
+inline F32 from_half(const uint16_t* from) {
+#if defined(__AVX512F__)
+    return (F32)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)from));
+#else
+    F32 v;
+    for (int lane = 0; lane < LANES; lane++) v[lane] = half_to_float(from[lane]);
+    return v;
+#endif
+}
+
+inline F32 to_float(I32 v) { return __builtin_convertvector(v, F32); }
+
+// e^x to about 1 ulp for x <= 0 (and a little above); below -87 it is 0.
+inline F32 exp(F32 x) {
+    const I32 dead = x < splat(-87.0f);
+    const F32 clamped = (F32)((~(U32)dead & (U32)x));
+    const F32 scaled = clamped * splat(1.44269504088896341f);
+    const F32 magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to a whole number
+    const F32 whole = (scaled + magic) - magic;
+    F32 r = fma(whole, splat(-0.693359375f), clamped);
+    r = fma(whole, splat(2.12194440e-4f), r);
+    F32 p = splat(1.9875691500e-4f);
+    p = fma(p, r, splat(1.3981999507e-3f));
+    p = fma(p, r, splat(8.3334519073e-3f));
+    p = fma(p, r, splat(4.1665795894e-2f));
+    p = fma(p, r, splat(1.6666665459e-1f));
+    p = fma(p, r, splat(5.0000001201e-1f));
+    p = fma(p, r * r, r + splat(1.0f));
+    const U32 power = (U32)(__builtin_convertvector(whole, I32) + 127) << 23;
+    const F32 value = p * (F32)power;
+    return (F32)(~(U32)dead & (U32)value);
+}
+
+// Sums and maxima over lanes in one fixed order.
+inline float sum(F32 v) {
+    for (int width = LANES / 2; width > 0; width /= 2)
+        for (int lane = 0; lane < width; lane++) v[lane] += v[lane + width];
+    return v[0];
+}
+
+inline float peak(F32 v) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_max_ps((__m512)v);
+#else
+    float most = v[0];
+    for (int lane = 1; lane < LANES; lane++) most = v[lane] > most ? v[lane] : most;
+    return most;
+#endif
+}
+
+}  // namespace rackserve

@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rackserve.base.errors import ConfigError
+from rackserve.kernels.cpu import packing
+from rackserve.kernels.cpu.decoder import Decoder, DecoderLayer, DecoderWeights, Packed, Rows
+from rackserve.kernels.cpu.library import Floats
+from tests.kernels.cpu.variants import ALL, bf16, load
+
+HIDDEN, HEADS, KV, DIM, FFN, VOCAB, LAYERS, POSITIONS, BLOCK = 64, 6, 2, 32, 96, 48, 2, 640, 4
+NUM_BLOCKS = 400
+BLOCK_BYTES = LAYERS * 2 * KV * BLOCK * DIM * 2
+
+
+class Small:
+    """A decoder of random bf16 weights, and the same in float64 numpy."""
+
+    def __init__(self, heads: int = HEADS) -> None:
+        rng = np.random.default_rng(0)
+        self.matrices: list[dict[str, np.ndarray]] = []
+
+        def matrix(outputs: int, inputs: int) -> tuple[Packed, np.ndarray]:
+            bits, values = bf16(rng, outputs, inputs)
+            shrunk = (values / np.sqrt(inputs)).astype(np.float32)
+            bits = (shrunk.view(np.uint32) >> 16).astype(np.uint16)
+            return Packed(packing.pack_bf16(bits), packing.BF16), (bits.astype(np.uint32) << 16).view(np.float32).astype(
+                np.float64
+            )
+
+        layers = []
+        for _ in range(LAYERS):
+            shapes = {
+                "qkv": ((heads + 2 * KV) * DIM, HIDDEN),
+                "output": (HIDDEN, heads * DIM),
+                "gate_up": (2 * FFN, HIDDEN),
+                "down": (HIDDEN, FFN),
+            }
+            made = {name: matrix(*shape) for name, shape in shapes.items()}
+            norms = {name: rng.uniform(0.5, 1.5, HIDDEN).astype(np.float32) for name in ("attention_norm", "ffn_norm")}
+            layers.append(DecoderLayer(**norms, **{name: packed for name, (packed, _) in made.items()}))
+            self.matrices.append({**norms, **{name: values for name, (_, values) in made.items()}})
+        embedding, self.embedding = matrix(VOCAB, HIDDEN)
+        angles = np.outer(np.arange(POSITIONS), 100.0 ** -(np.arange(0, DIM, 2) / DIM))
+        self.norm = rng.uniform(0.5, 1.5, HIDDEN).astype(np.float32)
+        self.cosine, self.sine = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+        self.weights = DecoderWeights(
+            HIDDEN, heads, KV, DIM, FFN, VOCAB, 1e-5, tuple(layers), self.norm, embedding, embedding, self.cosine, self.sine
+        )
+
+    def reference(self, tokens: np.ndarray) -> np.ndarray:
+        """Logits of all positions, KV rounded to bf16, all else in float64."""
+        hidden = self.embedding[tokens]
+        cosine, sine = (table[: len(tokens), None].astype(np.float64) for table in (self.cosine, self.sine))
+        for layer in self.matrices:
+            heads = (normed(hidden, layer["attention_norm"]) @ layer["qkv"].T).reshape(len(tokens), -1, DIM)
+            turned, values = heads[:, : HEADS + KV], rounded(heads[:, HEADS + KV :])
+            low, high = turned[..., : DIM // 2], turned[..., DIM // 2 :]
+            turned = np.concatenate([low * cosine - high * sine, high * cosine + low * sine], -1)
+            queries, keys = turned[:, :HEADS], rounded(turned[:, HEADS:])
+            shared = np.arange(HEADS) // (HEADS // KV)
+            scores = np.einsum("qhd,khd->hqk", queries, keys[:, shared]) / np.sqrt(DIM)
+            scores[:, np.triu(np.ones((len(tokens),) * 2, bool), 1)] = -np.inf
+            weights = np.exp(scores - scores.max(-1, keepdims=True))
+            weights /= weights.sum(-1, keepdims=True)
+            mixed = np.einsum("hqk,khd->qhd", weights, values[:, shared]).reshape(len(tokens), -1)
+            hidden = hidden + mixed @ layer["output"].T
+            gate, up = np.split(normed(hidden, layer["ffn_norm"]) @ layer["gate_up"].T, 2, -1)
+            hidden = hidden + (gate / (1 + np.exp(-gate)) * up) @ layer["down"].T
+        return normed(hidden, self.norm) @ self.embedding.T
+
+
+def normed(rows: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    return rows / np.sqrt((rows**2).mean(-1, keepdims=True) + 1e-5) * weight
+
+
+def rounded(values: np.ndarray) -> np.ndarray:
+    bits = values.astype(np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)).view(np.float32).astype(np.float64)
+
+
+SMALL = Small()
+TOKENS = np.random.default_rng(5).integers(0, VOCAB, 600).astype(np.int32)
+TABLE = list(np.random.default_rng(6).permutation(NUM_BLOCKS // 2))  # the sequence that is compared
+OTHER = list(range(NUM_BLOCKS // 2, NUM_BLOCKS))
+
+
+class Running:
+    """A decoder over an arena full of rubbish."""
+
+    def __init__(self, name: str, threads: int = 1, max_rows: int = 600) -> None:
+        self.arena = np.full(NUM_BLOCKS * BLOCK_BYTES, 0xFF, np.uint8)  # bf16 NaN
+        self.decoder = Decoder(
+            load(name), SMALL.weights, memoryview(self.arena), wide=2, block_tokens=BLOCK, max_rows=max_rows, threads=threads
+        )
+
+    def compute(self, first: int, end: int, beside: int = 0) -> Floats:
+        """Logits of positions [first, end), which the cache then holds, beside a prompt of another sequence."""
+        spans = [Rows(TABLE, first, end - first)] + ([Rows(OTHER, 0, beside)] if beside else [])
+        self.decoder.forward(np.concatenate([TOKENS[first:end], TOKENS[:beside]]), spans)
+        return self.decoder.logits(np.arange(end - first, dtype=np.int32))
+
+
+@ALL
+def test_a_prompt_is_computed_as_in_float64(name: str) -> None:
+    found, wanted = Running(name).compute(0, 600), SMALL.reference(TOKENS)
+    assert np.isfinite(found).all()
+    assert np.abs(found - wanted).max() < 0.02 * np.abs(wanted).max()  # KV that lies between two bf16 may round to either
+    assert (found.argmax(-1) == wanted.argmax(-1)).mean() > 0.98
+
+
+@ALL
+@given(
+    st.lists(st.tuples(st.integers(1, 599), st.integers(0, 40)), min_size=1, max_size=5),
+    st.integers(1, 3),
+)
+@settings(derandomize=True, max_examples=12, deadline=None)
+def test_no_bit_depends_on_chunks_neighbours_or_threads(name: str, cuts: list[tuple[int, int]], threads: int) -> None:
+    whole = reference_bits(name)
+    running = Running(name, threads, max_rows=700)
+    places = sorted({0, 600, *(at for at, _ in cuts)})
+    besides = [beside for _, beside in cuts]
+    for number, (first, end) in enumerate(pairwise(places)):
+        found = running.compute(first, end, besides[number % len(besides)])
+        assert np.array_equal(found, whole[first:end])
+
+
+CACHED: dict[str, Floats] = {}
+
+
+def reference_bits(name: str) -> Floats:
+    if name not in CACHED:
+        CACHED[name] = Running(name).compute(0, 600)
+    return CACHED[name]
+
+
+@ALL
+def test_decoding_goes_on_where_a_prompt_ended_and_a_batch_is_its_sequences(name: str) -> None:
+    whole, running = reference_bits(name), Running(name)
+    running.compute(0, 250)
+    for position in range(250, 262):  # over the end of a part of the softmax and of blocks
+        assert np.array_equal(running.compute(position, position + 1, beside=position % 3)[0], whole[position])
+
+
+def test_shapes_the_kernels_do_not_know_are_refused() -> None:
+    with pytest.raises(ConfigError, match="34 query heads"):
+        Decoder(
+            load("portable"),
+            Small(heads=68).weights,
+            memoryview(bytearray(BLOCK_BYTES)),
+            wide=2,
+            block_tokens=BLOCK,
+            max_rows=8,
+        )

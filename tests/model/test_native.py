@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import save_file as save_blocks
+from safetensors.torch import save_file
+
+from rackserve.base.errors import ConfigError
+from rackserve.kernels.cpu import library
+from rackserve.model.attention import Span
+from rackserve.model.config import LlamaConfig
+from rackserve.model.kv_arena import KvArena
+from rackserve.model.layout import kv_layout
+from rackserve.model.llama import Llama, load_weights
+from rackserve.model.native import NativeLlama, load_native
+from tests.kernels.cpu.variants import q4_1
+
+CONFIG = LlamaConfig(
+    vocab_size=96, hidden_size=64, ffn_size=96, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=32,
+    max_positions=128, rope_theta=1e4, norm_eps=1e-5, tied=False,
+)  # fmt: skip
+
+
+def folder(path: Path, *, blocks: bool) -> Path:
+    """Random weights; with `blocks` some matrices are the very values of Q4_1 blocks, which lie beside them."""
+    rng = np.random.default_rng(0)
+    torch.manual_seed(0)
+    hidden, heads, kv = CONFIG.hidden_size, CONFIG.num_heads * CONFIG.head_dim, CONFIG.num_kv_heads * CONFIG.head_dim
+    shapes = {"model.embed_tokens": (96, hidden), "lm_head": (96, hidden)}
+    for number in range(CONFIG.num_layers):
+        base = f"model.layers.{number}."
+        shapes |= {
+            f"{base}self_attn.{name}": (rows, hidden) for name, rows in (("q_proj", heads), ("k_proj", kv), ("v_proj", kv))
+        }
+        shapes |= {f"{base}self_attn.o_proj": (hidden, heads), f"{base}mlp.down_proj": (hidden, CONFIG.ffn_size)}
+        shapes |= {f"{base}mlp.{name}": (CONFIG.ffn_size, hidden) for name in ("gate_proj", "up_proj")}
+    tensors, stored = {}, {}
+    for name, (rows, inner) in shapes.items():
+        weight = torch.randn(rows, inner) * inner**-0.5
+        if blocks and "mlp" in name:
+            stored[f"{name}.q4_1"], values = q4_1(rng, rows, inner)
+            weight = torch.from_numpy(values) * 0.05
+            scaled = np.ascontiguousarray(stored[f"{name}.q4_1"][..., :4]).view(np.float16) * np.float16(0.05)
+            stored[f"{name}.q4_1"][..., :4] = scaled.view(np.uint8)
+        tensors[f"{name}.weight"] = weight.to(torch.bfloat16)
+    norms = [
+        f"model.layers.{n}.{name}" for n in range(CONFIG.num_layers) for name in ("input_layernorm", "post_attention_layernorm")
+    ]
+    tensors |= {f"{name}.weight": torch.rand(hidden).add(0.5).to(torch.bfloat16) for name in [*norms, "model.norm"]}
+    save_file(tensors, str(path / "model.safetensors"))
+    if stored:
+        save_blocks(stored, str(path / "quantised.blocks"))
+    return path
+
+
+@pytest.fixture(autouse=True)
+def _built() -> None:
+    if library.find() is None:
+        pytest.skip("no kernels are built here")
+
+
+def logits(path: Path, dtype: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """The native logits of a prompt, and torch's."""
+    block_tokens, size = 8, 16 * kv_layout(CONFIG, 8, dtype).block_bytes  # type: ignore[arg-type]
+    spans, tokens = [Span(list(range(16)), 0, 100)], torch.arange(100) % 96
+    native = NativeLlama(load_native(path, CONFIG), memoryview(bytearray(size)), block_tokens, dtype)  # type: ignore[arg-type]
+    arena = KvArena(memoryview(bytearray(size)), CONFIG, 16, block_tokens, dtype)  # type: ignore[arg-type]
+    plain = Llama(load_weights(path, CONFIG), arena)
+    with torch.inference_mode():
+        found = native.logits(native.forward(tokens, spans), torch.arange(100))
+        return found, plain.logits(plain.forward(tokens, spans), torch.arange(100))
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+def test_bf16_weights_give_what_torch_gives(tmp_path: Path, dtype: str) -> None:
+    found, wanted = logits(folder(tmp_path, blocks=False), dtype)
+    limit = 1e-4 if dtype == "fp32" else 0.03  # KV that lies between two bf16 may round to either
+    assert (found - wanted).abs().max() < limit * wanted.abs().max()
+
+
+def test_blocks_are_used_where_they_lie_beside_the_weights(tmp_path: Path) -> None:
+    found, wanted = logits(folder(tmp_path, blocks=True), "fp32")
+    error = (found - wanted).abs().max() / wanted.abs().max()
+    assert 1e-4 < error < 0.1  # rounded to 8 bits in groups, but the same model
+
+
+def test_a_longer_step_than_the_buffers_makes_larger_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = folder(tmp_path, blocks=False)
+    whole, _ = logits(path, "fp32")
+    monkeypatch.setattr("rackserve.model.native.MAX_ROWS", 16)
+    assert torch.equal(logits(path, "fp32")[0], whole)
+
+
+def test_without_kernels_the_remedy_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = load_native(folder(tmp_path, blocks=False), CONFIG)
+    monkeypatch.setattr(library, "find", lambda: None)
+    with pytest.raises(ConfigError, match=r"rackserve\.kernels\.cpu\.build"):
+        NativeLlama(weights, memoryview(bytearray(10)), 8, "bf16")
