@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import os
 import signal
 
 import msgspec
@@ -22,7 +23,9 @@ def route(options: argparse.Namespace) -> int:
     if options.policy is not None:
         router = {**msgspec.structs.asdict(config.router), "policy": options.policy}
         config = msgspec.structs.replace(config, router=type(config.router)(**router))
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # one prompt at a time: its threads would only wait for each other
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # it would tell of every look at a worker's health
     return asyncio.run(_route(config))
 
 
