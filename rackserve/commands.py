@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from rackserve.api.logs import start_logging
 from rackserve.arguments import add_settings, at_least
 from rackserve.base.costs import StepCost
 from rackserve.base.errors import FileFormatError, InvariantError
@@ -71,6 +72,7 @@ def serve(options: argparse.Namespace) -> int:
         flags["runner.kind"] = kind_of(options.model)
     given = [f"{key}={msgspec.json.encode(value).decode()}" for key, value in flags.items() if value is not None]
     settings = load_settings(options.config, [*options.overrides, *given]).sized()
+    start_logging(settings.server.log)
     print_settings(settings)
     traffic = TrafficLog(options.record, layout_of(settings.runner).block_tokens) if options.record else None
     try:

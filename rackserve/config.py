@@ -11,6 +11,7 @@ import msgspec
 import yaml
 
 from rackserve.api.limits import Limits
+from rackserve.api.logs import Kind as LogKind
 from rackserve.assemble import RackConfig
 from rackserve.base.errors import ConfigError, FileFormatError
 from rackserve.base.ranges import MAX_COUNT, MAX_SECONDS, require_range
@@ -35,6 +36,10 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kv_events          where other routers hear what the rack holds, with token ids, such as tcp://127.0.0.1:5557. Whoever can
                        connect can read prompts; empty: nowhere
     kv_replay          where they get again what they missed
+    stuck              seconds that work may wait on ranks of which none ends a step; then /ready and /health say so
+    log                lines for requests on standard error: none, text or json
+    metrics_aliases    /metrics has the numbers under vLLM's names, too
+    otlp_endpoint      where to send traces (OTLP over HTTP), such as http://127.0.0.1:4318; empty: nowhere
     """
 
     host: str = "127.0.0.1"
@@ -45,6 +50,10 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     grace: float = 30.0
     kv_events: str = ""
     kv_replay: str = ""
+    stuck: float = 30.0
+    log: LogKind = "none"
+    metrics_aliases: bool = False
+    otlp_endpoint: str = ""
 
     def __post_init__(self) -> None:
         if self.kv_replay and not self.kv_events:
@@ -53,6 +62,7 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ConfigError(f"server.port must be between 0 and 65535, got {self.port}")
         require_range("server", self, ("max_model_len",), 0, MAX_COUNT)
         require_range("server", self, ("grace",), 0, MAX_SECONDS)
+        require_range("server", self, ("stuck",), 1.0, MAX_SECONDS)
 
 
 class SecurityConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -5,24 +5,32 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import socket
+import time
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol
 
 import msgspec
+from starlette.types import ASGIApp
 
 from rackserve.api.factory import RequestFactory
 from rackserve.api.gateway import Gateway
 from rackserve.api.guard import LOOPBACK, Guard, Sessions
+from rackserve.api.health import Health
+from rackserve.api.holdings import Holding
 from rackserve.api.http import create_app
+from rackserve.api.journal import Journal, RefusalLog, Witness
 from rackserve.api.keys import KeyRing
 from rackserve.api.metrics import Metrics
+from rackserve.api.opening import Opening
 from rackserve.api.server import listen, serve
 from rackserve.api.state import ServerState
+from rackserve.api.tracing import open_tracer
 from rackserve.base.errors import ConfigError
 from rackserve.base.events import RankChanged
-from rackserve.base.ids import NodeId
+from rackserve.base.ids import POOL_RANK, NodeId, Rank
 from rackserve.base.keys import CacheNamespace
 from rackserve.base.kv_layout import KvLayout
 from rackserve.config import Settings
@@ -30,7 +38,9 @@ from rackserve.live.kv_announcer import KvAnnouncer
 from rackserve.live.kv_events import KvPublisher
 from rackserve.live.rack import LiveRack
 from rackserve.live.recorder import Recorded, Sink
+from rackserve.live.stalls import StallWatch
 from rackserve.live.supervisor import RankStatus
+from rackserve.pool.directory import Directory
 from rackserve.ports import Node, Transport
 from rackserve.text.chat import ChatTemplate
 from rackserve.text.dsml import DsmlTemplate
@@ -122,90 +132,158 @@ async def open_server(settings: Settings, sinks: Sequence[Sink] = (), tap: Tap |
     """A rack and its front end, ready to answer; both are gone when the block is left, however it is left.
 
     Left in good order, open answers get `server.grace` seconds to end; left by an exception, they end with an error at once.
-    `sinks` get every recorded event, `tap` every request and its output.
+    While the rack starts, /live is well and all else gets 503. `sinks` get every recorded event, `tap` every request and its
+    output.
     """
     keys = open_keys(settings)
-    publisher: KvPublisher | None = None
-    listener = listen(settings.server.host, settings.server.port)
-    try:
-        ranks = settings.topology.ranks("prefill") + settings.topology.ranks("decode")
-        metrics = Metrics(ranks)
-
-        state = ServerState(detail=lambda: {"ranks": [health_of(status) for status in rack.status()]})
-
-        def follow(recorded: Recorded) -> None:
-            metrics.record(recorded.event)
-            if isinstance(recorded.event, RankChanged) and recorded.event.state == "failed":
-                state.ready = state.ready and _can_serve(rack.status())
-
-        publisher, announcer = _open_events(settings)
+    with contextlib.ExitStack() as closing:
+        listener = closing.enter_context(contextlib.closing(listen(settings.server.host, settings.server.port)))
+        announcer = _open_events(settings, closing)
         taps: list[Tap] = [each for each in (tap, announcer) if each is not None]
+        seen = _Seen(settings, closing)
         rack = LiveRack(
             settings.rack,
             settings.runner,
-            sinks=[follow, *sinks],
+            sinks=[*seen.sinks, *sinks],
             supervisor=settings.supervisor,
             around_router=None if announcer is None else announcer.around_router,
         )
-        async with rack:
-            served = await asyncio.to_thread(describe_model, settings, rack.layout)
-            if announcer is not None:
-                announcer.speak_of(served.namespace)
-            transport: Transport = rack.transport_for(API)
-            for each in taps:
-                transport = each.around_transport(transport)
-            gateway = Gateway(transport, node=API, wait_s=settings.deadlines.request)
-            node: Node = gateway
-            for each in taps:
-                node = each.around_node(node)
-            rack.add_node(API, node)
-            factory = RequestFactory(
-                served.tokenizer,
-                served.namespace,
-                max_model_len=served.max_model_len,
-                models=served.names,
-                template=served.template,
-                eos_ids=served.eos_ids,
-                vocab_size=served.vocab_size,
-                limits=settings.limits,
-            )
-            sessions = Sessions()
-            app = create_app(gateway, factory, metrics, state)
-            guarded = Guard(app, keys, sessions, hosts=_hosts(settings), open_metrics=settings.security.open_metrics)
-            state.ready = _can_serve(rack.status())
-            stop = asyncio.Event()
-
-            async def drain() -> None:
-                await rack.drain(settings.server.grace)
-
-            running = asyncio.create_task(
-                serve(guarded, listener, gateway=gateway, state=state, stop=stop, grace_s=settings.server.grace, drain=drain)
-            )
-            running.add_done_callback(lambda _: stop.set())
-            host, port = listener.getsockname()[:2]
-            try:
-                yield OpenServer(f"http://{f'[{host}]' if ':' in host else host}:{port}", rack, metrics, served, stop)
-                stop.set()
-                await asyncio.wait((running,))  # unlike `await running`, does not cancel it when we are
-                running.result()
-            except BaseException:
-                gateway.close("the server was interrupted")
-                running.cancel()
-                await asyncio.wait((running,))
-                raise
-    finally:
-        listener.close()
-        if publisher is not None:
-            publisher.close()
+        state = seen.look_at(rack)
+        opening = Opening(Health(state))
+        guard = Guard(opening, keys, Sessions(), hosts=_hosts(settings), open_metrics=settings.security.open_metrics)
+        stop = asyncio.Event()
+        running = _start_serving(RefusalLog(guard), listener, opening, state, stop, rack, settings.server.grace)
+        try:
+            async with rack:
+                served = await asyncio.to_thread(describe_model, settings, rack.layout)
+                seen.metrics.vllm_names.model = served.names[0]
+                if announcer is not None:
+                    announcer.speak_of(served.namespace)
+                gateway = _add_gateway(settings, rack, taps)
+                app = create_app(gateway, _factory_of(settings, served), seen.metrics, state, seen.witnesses)
+                async with app.router.lifespan_context(app):
+                    opening.open(app, gateway)
+                    state.loading, state.ready = False, _can_serve(rack.status())
+                    try:
+                        yield OpenServer(_url(listener), rack, seen.metrics, served, stop)
+                        stop.set()
+                        await asyncio.wait((running,))  # unlike `await running`, does not cancel it when we are
+                        running.result()
+                    except BaseException:
+                        opening.close("the server was interrupted")
+                        await _cancel(running)
+                        raise
+        finally:
+            await _cancel(running)
 
 
-def _open_events(settings: Settings) -> tuple[KvPublisher, KvAnnouncer] | tuple[None, None]:
+def _start_serving(
+    app: ASGIApp,
+    listener: socket.socket,
+    opening: Opening,
+    state: ServerState,
+    stop: asyncio.Event,
+    rack: LiveRack,
+    grace_s: float,
+) -> asyncio.Task[None]:
+    async def drain() -> None:
+        await rack.drain(grace_s)
+
+    serving = serve(app, listener, gateway=opening, state=state, stop=stop, grace_s=grace_s, drain=drain)
+    running = asyncio.create_task(serving)
+    running.add_done_callback(lambda _: stop.set())
+    return running
+
+
+async def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.wait((task,))
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+class _Seen:
+    """What watches a rack at work: metrics, the journal, the watch for stalls and, if asked for, traces."""
+
+    def __init__(self, settings: Settings, closing: contextlib.ExitStack) -> None:
+        server = settings.server
+        ranks = settings.topology.ranks("prefill") + settings.topology.ranks("decode")
+        self.metrics = Metrics(ranks, aliases=server.metrics_aliases)
+        self.state = ServerState(loading=True)
+        self._watch = StallWatch(server.stuck)
+        journal = Journal()
+        self.witnesses: list[Witness] = [journal]
+        self.sinks: list[Sink] = [self._follow, self._watch, journal]
+        if server.otlp_endpoint:
+            tracer = open_tracer(server.otlp_endpoint)
+            closing.callback(tracer.close)
+            self.witnesses.append(tracer)
+            self.sinks.append(tracer)
+
+    def look_at(self, rack: LiveRack) -> ServerState:
+        """From now on the state and the metrics tell of `rack`, whose events come here."""
+        self._rack = rack
+        self.state.detail = lambda: {"ranks": [health_of(status) for status in rack.status()]}
+        self.state.stall = lambda: self._watch.look(rack.status(), time.monotonic_ns())
+        self.metrics.holdings.look = lambda: holdings_of(rack.status(), rack.pool)
+        return self.state
+
+    def _follow(self, recorded: Recorded) -> None:
+        self.metrics.record(recorded.event)
+        if isinstance(recorded.event, RankChanged) and recorded.event.state == "failed":
+            self.state.ready = self.state.ready and _can_serve(self._rack.status())
+
+
+def holdings_of(ranks: Sequence[RankStatus], pool: Directory | None) -> tuple[dict[str, Holding], dict[str, int]]:
+    """KV blocks by holder, and the pool's counts, for the metrics."""
+    holders = {
+        str(Rank(rank.worker, place)): Holding(kv.used, kv.cached, kv.total)
+        for rank in ranks
+        for place, kv in enumerate(rank.kv)
+    }
+    if pool is None:
+        return holders, {}
+    total = pool.blocks.total
+    holders[str(POOL_RANK)] = Holding(total - pool.blocks.num_free - pool.num_blocks, pool.num_blocks, total)
+    return holders, asdict(pool.counters)
+
+
+def _add_gateway(settings: Settings, rack: LiveRack, taps: Sequence[Tap]) -> Gateway:
+    """The node that clients' answers come back to, with `taps` around it."""
+    transport: Transport = rack.transport_for(API)
+    for each in taps:
+        transport = each.around_transport(transport)
+    gateway = Gateway(transport, node=API, wait_s=settings.deadlines.request)
+    node: Node = gateway
+    for each in taps:
+        node = each.around_node(node)
+    rack.add_node(API, node)
+    return gateway
+
+
+def _factory_of(settings: Settings, served: Served) -> RequestFactory:
+    return RequestFactory(
+        served.tokenizer,
+        served.namespace,
+        max_model_len=served.max_model_len,
+        models=served.names,
+        template=served.template,
+        eos_ids=served.eos_ids,
+        vocab_size=served.vocab_size,
+        limits=settings.limits,
+    )
+
+
+def _open_events(settings: Settings, closing: contextlib.ExitStack) -> KvAnnouncer | None:
     """What tells other routers of the rack's holdings, if that is wanted."""
     server = settings.server
     if not server.kv_events:
-        return None, None
-    publisher = KvPublisher(server.kv_events, server.kv_replay)
-    return publisher, KvAnnouncer(settings.topology.ranks("prefill"), publisher.publish)
+        return None
+    publisher = closing.enter_context(contextlib.closing(KvPublisher(server.kv_events, server.kv_replay)))
+    return KvAnnouncer(settings.topology.ranks("prefill"), publisher.publish)
 
 
 def open_keys(settings: Settings) -> KeyRing:

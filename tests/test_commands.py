@@ -141,7 +141,7 @@ def test_flags_of_serve_win_over_settings_and_are_taken_literally(
         raise ResourceError(f"host {host}, port {port}")
 
     monkeypatch.setattr("rackserve.serving.listen", refuse)
-    given = ["serve", "--model", "135", "--host", "no", "--port", "5", "--set", "server.port=6"]
+    given = ["serve", "--model", "135", "--host", "no", "--port", "5", "--set", "server.port=6", "--set", "security.keyless=true"]
     assert main(given) == 4
     captured = capsys.readouterr()
     assert captured.err == "rackserve: host no, port 5\n"

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import os
 import shutil
+import signal
 import socket
 from pathlib import Path
 
@@ -17,7 +20,7 @@ from rackserve.config import SecurityConfig, ServerConfig, Settings
 from rackserve.digest_model import cold_output, digest_layout
 from rackserve.live.recorder import Recorded
 from rackserve.live.runner import RunnerSpec, layout_of
-from rackserve.live.supervisor import RankStatus
+from rackserve.live.supervisor import RankStatus, SupervisorConfig
 from rackserve.model.files import GOLDEN_FOLDER
 from rackserve.serving import KEY_VARIABLE, OpenServer, _can_serve, describe_model, health_of, open_keys, open_server
 from rackserve.text.deepseek_tokenizer import complete
@@ -214,6 +217,97 @@ def test_a_server_that_cannot_start_gives_its_port_back(tokenizer: str) -> None:
 def test_an_age_without_a_beginning_is_null() -> None:
     status = RankStatus("prefill0", "prefill", "up", 7, 1, 0, 0.12345, -1.0, 3)
     assert (health_of(status)["beat_age"], health_of(status)["step_age"], health_of(status)["pid"]) == (0.123, None, 7)
+
+
+# ---------------------------------------------------------------- stuck, busy, idle, loading
+
+
+async def phase(client: httpx.AsyncClient) -> tuple[int, str]:
+    answer = await client.get("/health")
+    return answer.status_code, answer.json()["phase"]
+
+
+def test_a_frozen_rank_with_work_is_stuck_with_its_age_and_idle_is_not(tokenizer: str) -> None:
+    calm = msgspec.structs.replace(settings(tokenizer, stuck=1.0), supervisor=SupervisorConfig(heartbeat=600.0))
+
+    async def scene() -> None:
+        async with open_server(calm) as server, client_of(server) as client:
+            pid = server.rack.pids["decode0"]
+            os.kill(pid, signal.SIGSTOP)
+            try:
+                await asyncio.sleep(1.1)  # idle for longer than the limit
+                assert await phase(client) == (200, "ready")
+                answer = asyncio.create_task(ask(client, [7, 8, 9] * 20, 4))
+                async with asyncio.timeout(15):
+                    while (told := await client.get("/health")).status_code == 200:
+                        await asyncio.sleep(0.05)
+                assert told.json()["phase"] == "stuck" and told.json()["stuck"]["seconds"] > 1
+                assert (await client.get("/ready")).status_code == 503 and (await client.get("/live")).status_code == 200
+            finally:
+                os.kill(pid, signal.SIGCONT)
+            assert (await answer).status_code == 200
+            assert await phase(client) == (200, "ready")
+
+    asyncio.run(asyncio.wait_for(scene(), 40))
+
+
+def test_a_step_longer_than_the_limit_is_busy_not_stuck(tokenizer: str) -> None:
+    slow = msgspec.structs.replace(settings(tokenizer, stuck=1.0), runner=RunnerSpec(vocab_size=VOCABULARY, step_ms=2000.0))
+
+    async def scene() -> list[tuple[int, str]]:
+        async with open_server(slow) as server, client_of(server) as client:
+            answer = asyncio.create_task(ask(client, [1, 2, 3], 1))
+            seen = []
+            while not answer.done():
+                seen.append(await phase(client))
+                await asyncio.sleep(0.1)
+            assert (await answer).status_code == 200
+            return seen
+
+    seen = asyncio.run(asyncio.wait_for(scene(), 40))
+    assert len(seen) > 10 and set(seen) == {(200, "ready")}
+
+
+def test_a_server_answers_while_its_rack_starts(tokenizer: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+
+    async def scene() -> list[tuple[int, str]]:
+        seen = []
+
+        async def watch() -> None:
+            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client:
+                while not seen or seen[-1][0] != 200:
+                    with contextlib.suppress(httpx.TransportError):
+                        seen.append(await phase(client))
+                        assert (await client.get("/live")).status_code == 200
+                    await asyncio.sleep(0.01)
+
+        watching = asyncio.create_task(watch())
+        async with open_server(_at(settings(tokenizer), port)):
+            await watching
+        return seen
+
+    seen = asyncio.run(asyncio.wait_for(scene(), 30))
+    assert seen[0] == (503, "loading") and seen[-1] == (200, "ready") and set(seen) == {seen[0], seen[-1]}
+
+
+def _at(settings: Settings, port: int) -> Settings:
+    return msgspec.structs.replace(settings, server=msgspec.structs.replace(settings.server, port=port))
+
+
+def test_metrics_tell_what_ranks_and_pool_hold(tokenizer: str) -> None:
+    async def scene() -> dict[str, float]:
+        async with open_server(settings(tokenizer, metrics_aliases=True)) as server, client_of(server) as client:
+            await ask(client, [7, 8, 9] * 20, 4)
+            value = server.metrics.registry.get_sample_value
+            full = {"holder": "prefill0.0", "state": "cached"}
+            await until(lambda: value("rackserve_kv_blocks", full) and value("rackserve_pool_stored_blocks_total"))
+            assert b'vllm:num_requests_running{engine="0",model_name="digest"}' in server.metrics.exposition()
+            names = ("prefill0.0", "decode0.0", "pool.0")
+            return {name: value("rackserve_kv_blocks", {"holder": name, "state": "total"}) or 0 for name in names}
+
+    assert asyncio.run(asyncio.wait_for(scene(), 30)) == {"prefill0.0": 64, "decode0.0": 48, "pool.0": 32}
 
 
 # ---------------------------------------------------------------- who may ask

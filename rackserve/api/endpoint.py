@@ -20,6 +20,7 @@ from rackserve.api.errors import error_headers, failure
 from rackserve.api.exchange import ClientGone, Exchange
 from rackserve.api.factory import RequestFactory
 from rackserve.api.gateway import Gateway
+from rackserve.api.journal import Witness
 from rackserve.api.metrics import Metrics
 from rackserve.api.state import ServerState
 from rackserve.base.errors import RequestError
@@ -38,6 +39,7 @@ class Service:
     desk: Desk
     metrics: Metrics
     state: ServerState
+    witnesses: tuple[Witness, ...] = ()
 
 
 class Endpoint(ABC):
@@ -106,6 +108,8 @@ class GenerationEndpoint(Endpoint):
     async def answer(self, exchange: Exchange, raw: bytes) -> None:
         call = await self._prepare(exchange, raw)
         del raw  # may be megabytes, and the answer may take minutes
+        for witness in self.service.witnesses:
+            witness.begin(call, exchange.caller, exchange.headers)
         self._note(call.ask, call.clamped)
         reply = self._dialect.reply(call)
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import msgspec
@@ -23,14 +23,18 @@ from rackserve.api.endpoint import Endpoint, GenerationEndpoint, Service
 from rackserve.api.errors import error_body, error_headers
 from rackserve.api.factory import RequestFactory
 from rackserve.api.gateway import Gateway
+from rackserve.api.health import PATHS, Health
+from rackserve.api.journal import Witness
 from rackserve.api.metrics import Metrics
 from rackserve.api.state import ServerState
 from rackserve.api.token_endpoints import TokenEndpoint, count_tokens, detokenize, tokenize
 from rackserve.base.errors import RequestError
 
 
-def create_app(gateway: Gateway, factory: RequestFactory, metrics: Metrics, state: ServerState) -> Starlette:
-    """The ASGI application of one served model. Its worker threads end with its lifespan."""
+def create_app(
+    gateway: Gateway, factory: RequestFactory, metrics: Metrics, state: ServerState, witnesses: Sequence[Witness] = ()
+) -> Starlette:
+    """The ASGI application of one served model; `witnesses` see each call begin. Its worker threads end with its lifespan."""
     desk = Desk(factory.limits)
 
     @asynccontextmanager
@@ -45,20 +49,18 @@ def create_app(gateway: Gateway, factory: RequestFactory, metrics: Metrics, stat
         ]
         return _json({"object": "list", "data": entries})
 
-    async def health(_: Request) -> Response:
-        body = {
-            "live": state.live,
-            "ready": state.takes_work,
-            "draining": state.draining,
-            "open_requests": gateway.num_open,
-            **state.detail(),
-        }
-        return _json(body, 200 if state.takes_work else 503)
+    health = Health(state, lambda: gateway.num_open)
+
+    async def tell_health(request: Request) -> Response:
+        answer = health.answer(request.url.path)
+        assert answer is not None, "only the paths of health lead here"
+        status, body, headers = answer
+        return Response(body, status, headers, media_type="application/json")
 
     async def scrape(_: Request) -> Response:
         return Response(metrics.exposition(), headers={"content-type": CONTENT_TYPE_LATEST})
 
-    service = Service(gateway, factory, desk, metrics, state)
+    service = Service(gateway, factory, desk, metrics, state, tuple(witnesses))
     dialects: dict[str, Dialect] = {
         "/v1/completions": Completions(),
         "/v1/chat/completions": Chat(),
@@ -73,7 +75,7 @@ def create_app(gateway: Gateway, factory: RequestFactory, metrics: Metrics, stat
         routes=[
             Route("/v1/models", models),
             *(Route(path, endpoint, methods=["POST"]) for path, endpoint in endpoints.items()),
-            Route("/health", health),
+            *(Route(path, tell_health) for path in PATHS),
             Route("/metrics", scrape),
         ],
         exception_handlers={HTTPException: _refuse_path},

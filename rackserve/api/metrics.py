@@ -7,6 +7,8 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 
+from rackserve.api.holdings import Holdings
+from rackserve.api.vllm_names import VllmNames
 from rackserve.base.events import (
     AttemptRetried,
     BlocksEvicted,
@@ -31,7 +33,11 @@ disable_created_metrics()  # type: ignore[no-untyped-call]  # only the series in
 _TTFT_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 _ITL_S = (0.00025, 0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.125, 0.25, 0.5, 1.0, 2.0)
 _E2E_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
+_MOVE_S = (0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
 _STEP_S = (0.00025, 0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.125, 0.25, 0.5, 1.0, 2.0, 5.0)
+
+REASONS = ("stop", "length", "cancelled", "other")
+"""Why answers ended; refusals are told by their status."""
 
 OUTCOMES = ("finished", "aborted", "refused")
 ERRORS = ("400", "404", "408", "413", "429", "500", "503", "504", "stream")
@@ -44,10 +50,17 @@ _MAX_UNKNOWN_NAMES = 100
 
 
 class Metrics:
-    """A `Recorder` (see ports) that keeps counts. `ranks` are those of the rack, so that their series start at zero."""
+    """A `Recorder` (see ports) that keeps counts. `ranks` are those of the rack, so that their series start at zero.
 
-    def __init__(self, ranks: Iterable[Rank] = ()) -> None:
+    aliases     give the same numbers under vLLM's names, too
+    vllm_names  those; whoever knows the model's name tells it to them
+    """
+
+    def __init__(self, ranks: Iterable[Rank] = (), *, aliases: bool = False) -> None:
         self.registry = CollectorRegistry()
+        ranks = list(ranks)
+        self.holdings = Holdings(ranks)
+        self.registry.register(self.holdings)
         self._ranks = [str(rank) for rank in ranks]
         self._unknown_names: set[str] = set()
         self._incarnations: dict[Rank, int] = {}
@@ -69,6 +82,10 @@ class Metrics:
             MessageDropped: lambda event: self._dropped.inc(),
             RankChanged: self._on_rank,
         }
+        self._aliases = CollectorRegistry()
+        self.vllm_names = VllmNames(self.registry)
+        if aliases:
+            self._aliases.register(self.vllm_names)
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"rackserve_{name}", text, labels, registry=self.registry)
@@ -83,6 +100,10 @@ class Metrics:
         self._prompt = self._counter("prompt_tokens", "Prompt tokens of requests that ended")
         self._cached = self._counter("cached_prompt_tokens", "Prompt tokens that were not computed, of requests that ended")
         self._output = self._counter("output_tokens", "Output tokens of requests that ended")
+        self._reasons = self._counter("answers_ended", "Answers that ended, by reason (other: lost, or too late)", "reason")
+        _start(self._reasons, REASONS)
+        self._waited = self._histogram("queue_time", "From arrival at a prefill rank to admission there", _TTFT_S)
+        self._decoded = self._histogram("decode_time", "From the first token to the end of finished requests", _E2E_S)
         self._admitted = self._counter(
             "prefill_tokens", "Prompt tokens of admitted attempts, by where their KV is from", "source"
         )
@@ -120,6 +141,8 @@ class Metrics:
         self._evicted = self._counter("blocks_evicted", "KV blocks evicted", "holder")
         _start(self._evicted, holders)
         self._transfers = self._counter("transfers", "KV transfers that ended", "kind", "outcome")
+        self._moving = self._histogram("transfer_duration", "Duration of finished KV transfers", _MOVE_S, "kind")
+        _start(self._moving, TRANSFER_KINDS)
         self._moved = self._counter("transfer_bytes", "Bytes of finished KV transfers", "kind")
         _start(self._moved, TRANSFER_KINDS)
         for kind in TRANSFER_KINDS:
@@ -136,6 +159,7 @@ class Metrics:
         self._admitted.labels("local").inc(event.local_tokens)
         self._admitted.labels("fetched").inc(event.fetched_tokens)
         self._admitted.labels("computed").inc(event.prompt_tokens - event.local_tokens - event.fetched_tokens)
+        self._waited.observe(to_seconds(event.waited_ns))
 
     def _on_ended(self, event: RequestEnded) -> None:
         self._ended.labels(event.outcome).inc()
@@ -144,8 +168,11 @@ class Metrics:
         self._prompt.inc(event.prompt_tokens)
         self._cached.inc(event.cached_tokens)
         self._output.inc(event.output_tokens)
+        self._reasons.labels(event.reason if event.reason in REASONS else "other").inc()
         if event.outcome == "finished":
             self._e2e.observe(to_seconds(event.total_ns))
+            if event.ttft_ns >= 0:
+                self._decoded.observe(to_seconds(event.total_ns - event.ttft_ns))
 
     def _on_step(self, event: StepDone) -> None:
         self._steps.labels(str(event.rank)).observe(to_seconds(event.duration_ns))
@@ -167,6 +194,7 @@ class Metrics:
         self._transfers.labels(event.kind, event.outcome).inc()
         if event.outcome == "finished":
             self._moved.labels(event.kind).inc(event.num_bytes)
+            self._moving.labels(event.kind).observe(to_seconds(event.duration_ns))
 
     def _on_rank(self, event: RankChanged) -> None:
         """A restart shows as a higher incarnation; a rank that is not up runs and queues nothing."""
@@ -207,8 +235,8 @@ class Metrics:
         self._errors.labels(status).inc()
 
     def exposition(self) -> bytes:
-        """All metrics in the Prometheus text format."""
-        return generate_latest(self.registry)
+        """All metrics in the Prometheus text format. Asks the holdings, so not for another thread than the control plane's."""
+        return generate_latest(self.registry) + generate_latest(self._aliases)
 
 
 def _start(metric: Counter | Gauge | Histogram, values: Iterable[str]) -> None:

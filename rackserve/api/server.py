@@ -118,6 +118,7 @@ async def serve(
         http=_TimedProtocol,
         limit_concurrency=_connection_limit(),
         access_log=False,
+        log_config=None,
         log_level="warning",
         h11_max_incomplete_event_size=64 << 10,
         lifespan="on",

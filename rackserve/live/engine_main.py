@@ -27,12 +27,14 @@ from rackserve.live.engine import ThreadEngine
 from rackserve.live.group import Group
 from rackserve.live.host import LiveHost
 from rackserve.live.launch import CRASHED, end_with_parent
-from rackserve.live.rank_spec import BEAT_CHANNEL, BEAT_PERIOD_S, READY_CHANNEL, REGIONS_CHANNEL, Beat, RankSpec
+from rackserve.live.rank_spec import BEAT_CHANNEL, BEAT_PERIOD_S, READY_CHANNEL, REGIONS_CHANNEL, Beat, KvUse, RankSpec
 from rackserve.live.recorder import BatchRecorder
 from rackserve.live.regions import RegionFile
 from rackserve.live.store import SharedStore
 from rackserve.live.transport import CONTROL, LiveTransport, Wire
+from rackserve.nodes.decode import DecodeNode
 from rackserve.nodes.ports import Ports
+from rackserve.nodes.prefill import PrefillNode
 from rackserve.ports import Node
 
 BuildNode = Callable[[RankSpec, Ports], Node]
@@ -88,6 +90,12 @@ def _leave_with_parent() -> None:
     os._exit(0)
 
 
+def kv_use(node: Node) -> tuple[KvUse, ...]:
+    """What the KV blocks of each of a worker's ranks are doing; nothing of a node that is none."""
+    caches = node.worker.caches if isinstance(node, PrefillNode | DecodeNode) else []
+    return tuple(KvUse(cache.num_blocks - cache.usable, cache.num_cached, cache.num_blocks) for cache in caches)
+
+
 class _Peers:
     """Follows what the control process says about other processes and about memory, ahead of the node."""
 
@@ -134,11 +142,13 @@ async def _serve(spec: RankSpec, group: Group, build: BuildNode) -> None:
     wire.listen(REGIONS_CHANNEL, peers.take_regions)
     wire.peer_up(CONTROL, 1)
     ports = Ports(LiveClock(host, spec.worker), LiveTransport(wire, spec.worker), recorder, store, engine)
-    host.add(spec.worker, build(spec, ports))
+    node = build(spec, ports)
+    host.add(spec.worker, node)
     loop.add_signal_handler(signal.SIGTERM, finish)
 
     def beat() -> None:
-        wire.send_raw(CONTROL, BEAT_CHANNEL, msgspec.msgpack.encode(Beat(engine.steps_done, engine.step_started_ns)))
+        sign = Beat(engine.steps_done, engine.step_started_ns, kv_use(node))
+        wire.send_raw(CONTROL, BEAT_CHANNEL, msgspec.msgpack.encode(sign))
         loop.call_later(BEAT_PERIOD_S, beat)
 
     wire.send_raw(CONTROL, READY_CHANNEL, msgspec.msgpack.encode(group.pids))

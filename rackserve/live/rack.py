@@ -20,7 +20,9 @@ from rackserve.live.regions import RegionOwner
 from rackserve.live.runner import RunnerSpec, check_drafts, layout_of, process_bytes, require_packages
 from rackserve.live.supervisor import ENGINE_COMMAND, RankStatus, Supervisor, SupervisorConfig
 from rackserve.live.transport import CONTROL, LiveTransport, Meeting, Wire
+from rackserve.nodes.pool import PoolNode
 from rackserve.nodes.ports import Ports
+from rackserve.pool.directory import Directory
 from rackserve.ports import Node
 
 
@@ -52,8 +54,9 @@ class LiveRack:
         self._around_router = around_router
         self._fan_out = FanOut(sinks)
         self._regions = RegionOwner()
+        self._pool: PoolNode | None = None
         self._failure: BaseException | None = None
-        self._closing = False
+        self._closing = self._entered = False
         self.layout: KvLayout
 
     async def __aenter__(self) -> LiveRack:
@@ -78,12 +81,14 @@ class LiveRack:
             self._supervision,
             self._command,
         )
+        self._entered = True
         try:
             self.add_node(FRONTEND, build_frontend(self._config, self.ports_for(FRONTEND)))
             router = build_router(self._config, self.layout, self.ports_for(ROUTER))
             self.add_node(ROUTER, router if self._around_router is None else self._around_router(router))
             if self._config.topology.pool:
-                self.add_node(POOL, build_pool(self._config, self.layout, self.ports_for(POOL)))
+                self._pool = build_pool(self._config, self.layout, self.ports_for(POOL))
+                self.add_node(POOL, self._pool)
             await self._supervisor.start(await asyncio.to_thread(self._model_bytes))
         except BaseException:
             await self._close()
@@ -110,8 +115,13 @@ class LiveRack:
         return LiveTransport(self._wire, node_id)
 
     def status(self) -> tuple[RankStatus, ...]:
-        """The ranks as the supervisor sees them now."""
-        return self._supervisor.status()
+        """The ranks as the supervisor sees them now; none before it is there."""
+        return self._supervisor.status() if self._entered else ()
+
+    @property
+    def pool(self) -> Directory | None:
+        """The pool's directory, to be read only; None if there is no pool, or not yet."""
+        return self._pool.directory if self._pool is not None else None
 
     @property
     def pids(self) -> dict[NodeId, int]:

@@ -73,8 +73,21 @@ class RankSpec(msgspec.Struct, frozen=True):
         return arena_region(Rank(self.worker, dp_rank), self.incarnation)
 
 
+class KvUse(msgspec.Struct, frozen=True, array_like=True):
+    """KV blocks of a rank: those that running requests hold or read, those in its prefix cache (read or not), and all."""
+
+    used: int
+    cached: int
+    total: int
+
+
 class Beat(msgspec.Struct, frozen=True, array_like=True):
-    """Sign of life. `step_started_ns`: monotonic start of the step being computed, 0 if none is."""
+    """Sign of life.
+
+    step_started_ns  monotonic start of the step being computed, 0 if none is
+    kv               what each rank's KV blocks are doing
+    """
 
     steps_done: int
     step_started_ns: Time
+    kv: tuple[KvUse, ...] = ()

@@ -22,7 +22,7 @@ from rackserve.base.transfer import arena_region, segment_region
 from rackserve.base.units import Time, to_ns, to_seconds
 from rackserve.live.host import LiveHost
 from rackserve.live.launch import RankProcess, how_it_ended
-from rackserve.live.rank_spec import BEAT_CHANNEL, BEAT_PERIOD_S, READY_CHANNEL, REGIONS_CHANNEL, Beat, Limits, RankSpec
+from rackserve.live.rank_spec import BEAT_CHANNEL, BEAT_PERIOD_S, READY_CHANNEL, REGIONS_CHANNEL, Beat, KvUse, Limits, RankSpec
 from rackserve.live.regions import RegionOwner, RegionShape, check_memory
 from rackserve.live.transport import Wire
 from rackserve.ports import Recorder
@@ -68,6 +68,7 @@ class RankStatus(msgspec.Struct, frozen=True):
     step_age    since the start of the step it computes now
     steps_done  by this incarnation
     devices     process ids of its devices, the leading one (`pid`) first; known once it is ready
+    kv          what the KV blocks of each of its ranks do
     """
 
     worker: NodeId
@@ -80,6 +81,7 @@ class RankStatus(msgspec.Struct, frozen=True):
     step_age: float
     steps_done: int
     devices: tuple[int, ...] = ()
+    kv: tuple[KvUse, ...] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -207,6 +209,7 @@ class Supervisor:
             to_seconds(now - beat.step_started_ns) if beat and beat.step_started_ns else -1.0,
             beat.steps_done if beat else 0,
             rank.devices if alive else (),
+            beat.kv if beat and alive else (),
         )
 
     # ------------------------------------------------------------ start and end of one worker

@@ -33,6 +33,23 @@ def test_health_is_green_only_when_work_is_taken(ready: bool, draining: bool, li
     run(scene())
 
 
+@pytest.mark.parametrize(
+    ("path", "stuck", "status"),
+    [("/live", True, 200), ("/ready", True, 503), ("/health", True, 503), ("/live", False, 200), ("/ready", False, 200)],
+)
+def test_stuck_is_alive_and_not_ready_and_work_is_still_taken(path: str, stuck: bool, status: int) -> None:
+    async def scene() -> None:
+        rig = Rig(text("x"))
+        rig.state.stall = lambda: {"where": "decode", "seconds": 41.5} if stuck else None
+        response = await rig.request("GET", path)
+        assert response.status_code == status
+        if path != "/live":
+            assert response.json().get("stuck") == ({"where": "decode", "seconds": 41.5} if stuck else None)
+        assert (await rig.post("/v1/completions", {"prompt": "a"})).status_code == 200
+
+    run(scene())
+
+
 def test_metrics_are_in_the_prometheus_text_format() -> None:
     async def scene() -> None:
         response = await Rig(text("x")).request("GET", "/metrics")

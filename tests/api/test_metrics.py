@@ -9,6 +9,20 @@ from rackserve.base.ids import POOL_RANK, Rank
 RANK = Rank("prefill0")
 
 CONTRACT = {
+    "rackserve_kv_blocks": ("gauge", ("holder", "state")),
+    "rackserve_kv_usage_ratio": ("gauge", ("holder",)),
+    "rackserve_pool_hit_blocks": ("counter", ()),
+    "rackserve_pool_missed_blocks": ("counter", ()),
+    "rackserve_pool_stored_blocks": ("counter", ()),
+    "rackserve_pool_evicted_blocks": ("counter", ()),
+    "rackserve_pool_lost_blocks": ("counter", ()),
+    "rackserve_pool_refused_blocks": ("counter", ()),
+    "rackserve_pool_expired_leases": ("counter", ()),
+    "rackserve_pool_expired_grants": ("counter", ()),
+    "rackserve_answers_ended": ("counter", ("reason",)),
+    "rackserve_queue_time_seconds": ("histogram", ()),
+    "rackserve_decode_time_seconds": ("histogram", ()),
+    "rackserve_transfer_duration_seconds": ("histogram", ("kind",)),
     "rackserve_requests_received": ("counter", ()),
     "rackserve_requests": ("counter", ("outcome",)),
     "rackserve_prompt_tokens": ("counter", ()),
@@ -108,6 +122,12 @@ def test_a_known_workload_gives_the_numbers_counted_by_hand() -> None:
     assert value(metrics, "rackserve_transfer_bytes_total", kind="push") == 0
     assert value(metrics, "rackserve_transfers_total", kind="push", outcome="failed") == 1
     assert value(metrics, "rackserve_blocks_evicted_total", holder="pool.0") == 4
+    reasons = [value(metrics, "rackserve_answers_ended_total", reason=r) for r in ("stop", "length", "cancelled", "other")]
+    assert reasons == [1, 0, 1, 0]
+    assert value(metrics, "rackserve_decode_time_seconds_sum") == 1.95
+    assert value(metrics, "rackserve_queue_time_seconds_count") == 1
+    assert value(metrics, "rackserve_transfer_duration_seconds_count", kind="fetch") == 1
+    assert value(metrics, "rackserve_transfer_duration_seconds_count", kind="push") == 0
 
 
 def test_a_rank_that_comes_back_is_a_restart_and_a_dead_one_runs_nothing() -> None:

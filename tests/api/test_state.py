@@ -5,6 +5,16 @@ import pytest
 from rackserve.api.state import ServerState
 
 
+def test_the_phase_is_the_first_reason_not_to_send_work() -> None:
+    state = ServerState(live=False, ready=False, draining=True, loading=True, stall=lambda: "decode")
+    phases = [state.phase()]
+    for change in ({"live": True}, {"draining": False}, {"loading": False}, {"ready": True}, {"stall": lambda: None}):
+        for name, value in change.items():
+            setattr(state, name, value)
+        phases.append(state.phase())
+    assert phases == ["dead", "draining", "loading", "unavailable", "stuck", "ready"]
+
+
 @pytest.mark.parametrize(
     ("state", "takes_work"),
     [

@@ -1,0 +1,63 @@
+"""What answers while the rack starts: alive, not ready yet. Then the application does."""
+
+from __future__ import annotations
+
+import msgspec
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from rackserve.api.dialects.message_reply import message_error
+from rackserve.api.errors import error_body, error_headers, failure
+from rackserve.api.gateway import Gateway
+from rackserve.api.health import Health
+
+
+class Opening:
+    """An ASGI application that can be served before there is a rack; `open` sets what it passes requests on to."""
+
+    def __init__(self, health: Health) -> None:
+        self._health = health
+        self._app: ASGIApp | None = None
+        self._gateway: Gateway | None = None
+
+    def open(self, app: ASGIApp, gateway: Gateway) -> None:
+        """From now on `app` answers; its lifespan is the caller's to care for."""
+        self._app, self._gateway = app, gateway
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await _live(receive, send)
+        elif self._app is not None:
+            await self._app(scope, receive, send)
+        else:
+            answer = self._health.answer(scope["path"])
+            if answer is None:
+                error = failure("unavailable", "the model is being loaded")
+                to_messages = scope["path"].startswith("/v1/messages")
+                body = msgspec.json.encode(message_error(error)) if to_messages else error_body(error)
+                answer = error.status, body, error_headers(error)
+            await _reply(send, *answer)
+
+    async def wait_idle(self) -> None:
+        """Return when no answer is open."""
+        if self._gateway is not None:
+            await self._gateway.wait_idle()
+
+    def close(self, detail: str) -> None:
+        """End every open answer with an error that says `detail`, and refuse later ones."""
+        if self._gateway is not None:
+            self._gateway.close(detail)
+
+
+async def _live(receive: Receive, send: Send) -> None:
+    while True:
+        message = await receive()
+        await send({"type": f"{message['type']}.complete"})
+        if message["type"] == "lifespan.shutdown":
+            return
+
+
+async def _reply(send: Send, status: int, body: bytes, headers: dict[str, str]) -> None:
+    told = {"content-type": "application/json", **headers, "content-length": str(len(body))}
+    raw = [(name.encode(), value.encode()) for name, value in told.items()]
+    await send({"type": "http.response.start", "status": status, "headers": raw})
+    await send({"type": "http.response.body", "body": body})
