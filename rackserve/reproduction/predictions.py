@@ -172,12 +172,23 @@ def _at_speed(points: Sequence[tuple[float, float]]) -> Prediction:
     """Throughput at the compared speed, with what 5 % more and less step time make of it."""
     middle, low, high = (throughput_at(points, SPEED * (1 + change)) for change in (0.0, STEP_ERROR, -STEP_ERROR))
     if middle is None:
-        return Prediction(None, "simulated", "no point of the curve is that fast", None, high)
+        return _beyond(points, high)
     if low is None:
         note = f"with {STEP_ERROR:.0%} more step time no point of the curve is that fast"
         return Prediction(middle, "simulated", note, 0.0, high)
     slope = None if high is None else (log(low) - log(high)) / (2 * STEP_ERROR)
     return Prediction(middle, "simulated", "", low, high, slope)
+
+
+def _beyond(points: Sequence[tuple[float, float]], high: float | None) -> Prediction:
+    """No point is as fast as the compared speed; `high`: what 5 % less step time would give."""
+    fastest = max((speed for speed, _ in points), default=0.0)
+    note = f"no point of the curve is that fast, the fastest being at {fastest:.0f}"
+    if high is None:
+        return Prediction(None, "simulated", note)
+    end, reached = throughput_at(points, fastest), SPEED * (1 - STEP_ERROR)
+    slope = log(end / high) / log(fastest / reached) if end and fastest > reached else None
+    return Prediction(None, "simulated", f"{note}; with {STEP_ERROR:.0%} less step time {high:,.0f}", 0.0, high, slope)
 
 
 def _ratio(first: Prediction, second: Prediction) -> Prediction:

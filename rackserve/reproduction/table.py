@@ -125,7 +125,8 @@ def _way(row: Row) -> str:
 def _ours(row: Row) -> str:
     found = row.prediction
     if found.value is None:
-        return "none"
+        ends = "" if found.low is None else f" ({amount(found.low)} to {'any' if found.high is None else amount(found.high)})"
+        return f"none{ends}"
     if found.low is None:
         return amount(found.value)
     band = f"from {amount(found.low)}" if found.high is None else f"{amount(found.low)} to {amount(found.high)}"

@@ -46,9 +46,15 @@ def test_a_steep_curve_has_a_wide_band_and_a_large_elasticity() -> None:
 
 
 def test_beyond_the_fastest_point_there_is_no_figure_but_a_reason() -> None:
-    found = predict(RUNS | {"gb300-recipe-1": run(interactivity_p90=380.0)})
-    assert found["gb300-387"].value is None and "no point" in found["gb300-387"].note
-    assert found["ratio-387"].value is None and "no point" in found["ratio-387"].note
+    found = predict(RUNS | {"gb300-recipe-1": run(interactivity_p90=380.0, total_per_gpu=1e4)})
+    gb300, ratio = found["gb300-387"], found["ratio-387"]
+    assert gb300.value is None and "no point of the curve is that fast, the fastest being at 380" in gb300.note
+    assert ratio.value is None and "no point" in ratio.note
+    assert gb300.low == 0 and gb300.high is not None and 1e4 < gb300.high < 2e4, "5 % faster it would be there"
+    assert gb300.elasticity is not None and gb300.elasticity < -5
+    assert ratio.high is None and ratio.low is not None and ratio.low > 30
+    slow = predict(RUNS | {"gb300-recipe-1": run(interactivity_p90=300.0)})["gb300-387"]
+    assert (slow.value, slow.low, slow.high, slow.elasticity) == (None, None, None, None)
 
 
 def test_at_the_edge_of_a_curve_a_figure_may_be_nothing_and_a_ratio_has_no_bound() -> None:
