@@ -31,11 +31,20 @@ ELSEWHERE = frozenset({429, 502, 503, 504})
 
 class Unanswered(Exception):
     """A try ended without a byte for the client, through `worker`. If no other is made the client is told `answer`, what the
-    worker itself said (status, headers, body), or else `error`.
+    worker itself said (status, headers, body), or else `error`. `dead`: nobody listens there, which goes for all requests.
     """
 
-    def __init__(self, worker: str, kind: str, detail: str, answer: tuple[int, RawHeaders, bytes] | None = None) -> None:
+    def __init__(
+        self,
+        worker: str,
+        kind: str,
+        detail: str,
+        answer: tuple[int, RawHeaders, bytes] | None = None,
+        *,
+        dead: bool = False,
+    ) -> None:
         super().__init__(detail)
+        self.dead = dead
         self.worker = worker
         self.kind = kind
         self.answer = answer
@@ -127,8 +136,7 @@ class Forward:
 
     def blame(self, refused: Unanswered, tries: int) -> bool:
         """Count a refused against its worker. True if another try may be made after so many."""
-        dead = refused.kind == "no_answer"
-        self._relay.failed(refused.worker, refused.kind, dead=dead, counts=refused.kind != "status_429")
+        self._relay.failed(refused.worker, refused.kind, dead=refused.dead, counts=refused.kind != "status_429")
         if tries >= self._relay.config.retries.attempts:
             return False
         if not self._relay.budget.spend():
@@ -163,7 +171,7 @@ class Forward:
                 said = answer.status, answer.headers, await answer.whole()
                 raise Unanswered(worker.name, f"status_{answer.status}", f"HTTP {answer.status}", said)
         except WorkerFailed as error:
-            raise Unanswered(worker.name, "no_answer", str(error)) from error
+            raise Unanswered(worker.name, "no_answer", str(error), dead=error.refused) from error
         return answer
 
     async def pass_answer(self, passage: Passage, booking: Booking, answer: WorkerAnswer, worker: str, arrived: float) -> None:

@@ -23,7 +23,11 @@ MAX_WHOLE_BYTES = 64 << 20
 
 
 class WorkerFailed(Exception):
-    """The worker did not answer, or broke off. `sent`: it may have begun on the request."""
+    """The worker did not answer, or broke off. `refused`: nobody listens there."""
+
+    def __init__(self, detail: str, *, refused: bool = False) -> None:
+        super().__init__(detail)
+        self.refused = refused
 
 
 class WorkerAnswer:
@@ -109,7 +113,8 @@ class Upstream:
                 reason = f"no first byte within {head_s:g} seconds" if worker.up else "the worker went down"
                 raise WorkerFailed(reason) from error
             except (httpx.HTTPError, OSError) as error:
-                raise WorkerFailed(str(error) or type(error).__name__) from error
+                refused = isinstance(error, httpx.ConnectError)
+                raise WorkerFailed(str(error) or type(error).__name__, refused=refused) from error
             yield WorkerAnswer(response, first, stream, gap_s)
         finally:
             if response is not None:

@@ -311,6 +311,20 @@ def test_nothing_longer_than_its_limits_is_waited_for() -> None:
     run(test)
 
 
+def test_one_slow_request_says_nothing_of_the_others_on_its_worker() -> None:
+    async def test() -> None:
+        waits = Waits(head=0.05, gap=5, total=5, probe=5, grace=5, queue=5)
+        async with routing(1, waits=waits, retries=Retries(attempts=1)) as rig:
+            rig.relay.placer.records[rig.relay.fleet.workers[0].config.ranks[0]].note(b"k" * 16, 0)
+            rig.workers[0].hold = asyncio.Event()
+            assert (await rig.post(WHOLE)).status_code == 503
+            assert rig.relay.is_ready
+            assert rig.relay.placer.records[rig.relay.fleet.workers[0].config.ranks[0]].num_blocks == 1
+            await rig.quiet()
+
+    run(test)
+
+
 def test_a_whole_answer_has_a_limit() -> None:
     async def test() -> None:
         waits = Waits(head=5, gap=5, total=0.05, probe=5, grace=5, queue=5)
