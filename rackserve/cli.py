@@ -40,6 +40,9 @@ GROUPS: dict[str, dict[str, Command]] = {
             "plan_memory:add_arguments",
             "plan_memory:plan_memory",
         ),
+        "config": Command(
+            "show settings and where each is from, or explain one", "config_command:add_arguments", "config_command:config"
+        ),
     },
     "measure": {
         "demo": Command(

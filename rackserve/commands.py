@@ -71,7 +71,7 @@ def serve(options: argparse.Namespace) -> int:
     if options.model is not None:
         flags["runner.kind"] = kind_of(options.model)
     given = [f"{key}={msgspec.json.encode(value).decode()}" for key, value in flags.items() if value is not None]
-    settings = load_settings(options.config, [*options.overrides, *given]).sized()
+    settings = load_settings(options.config, [*options.overrides, *given], environment=os.environ).sized()
     start_logging(settings.server.log)
     print_settings(settings)
     traffic = TrafficLog(options.record, layout_of(settings.runner).block_tokens) if options.record else None
@@ -166,7 +166,7 @@ def _spec(options: argparse.Namespace, seed: int) -> ReplaySpec:
 def simulate(options: argparse.Namespace) -> int:
     if options.out:
         prepare_folder(options.out)
-    settings = load_settings(options.config, options.overrides).sized()
+    settings = load_settings(options.config, options.overrides, environment=os.environ).sized()
     print_settings(settings)
     costs = read_costs(options.costs) if options.costs else ASSUMED_COSTS
     if not options.costs:

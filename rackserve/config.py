@@ -1,9 +1,10 @@
-"""Settings of a run: defaults, then a TOML or YAML file, then `--set a.b=c`; unknown keys are errors."""
+"""Settings of a run: defaults, a TOML or YAML file, environment variables, `--set a.b=c`; unknown keys are errors."""
 
 from __future__ import annotations
 
+import re
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from rackserve.api.logs import Kind as LogKind
 from rackserve.assemble import RackConfig
 from rackserve.base.errors import ConfigError, FileFormatError
 from rackserve.base.ranges import MAX_COUNT, MAX_SECONDS, require_range
+from rackserve.hints import hint_for_setting
 from rackserve.live.runner import RunnerSpec, layout_of
 from rackserve.live.supervisor import SupervisorConfig
 
@@ -129,50 +131,113 @@ class Settings(RackConfig, frozen=True, forbid_unknown_fields=True):
     def as_text(self) -> str:
         """All settings, one `section.key = value` a line, for the head of a run."""
         return "\n".join(
-            f"{name} = {msgspec.json.encode(value).decode()}" for name, value in _flatten(msgspec.to_builtins(self))
+            f"{name} = {msgspec.json.encode(value).decode()}" for name, value in flatten(msgspec.to_builtins(self))
         )
 
 
-def load_settings(path: str | None, overrides: Sequence[str], base: Settings | None = None) -> Settings:
-    """Settings from `base`, then the file at `path`, then overrides of the form `a.b=c` (c in YAML: 3, true, text).
+ENVIRONMENT = "RACKSERVE_"
+"""RACKSERVE_SERVER__PORT=80 sets server.port, RACKSERVE_SEED=3 seed; values are in YAML."""
 
-    Raises ConfigError naming the key, or FileFormatError naming the file.
+
+class Resolved(msgspec.Struct, frozen=True):
+    """Settings, and of each that is not a default where its value is from: "file PATH:LINE", a variable's name or "--set"."""
+
+    settings: Settings
+    origins: dict[str, str]
+
+
+def load_settings(
+    path: str | None,
+    overrides: Sequence[str],
+    base: Settings | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Settings:
+    """The settings that `resolve` finds."""
+    return resolve(path, overrides, base, environment).settings
+
+
+def resolve(
+    path: str | None,
+    overrides: Sequence[str],
+    base: Settings | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Resolved:
+    """Settings from `base`, then the file at `path`, then environment variables, then overrides of the form `a.b=c`.
+
+    c is in YAML (3, true, text). Raises ConfigError naming the key, or FileFormatError naming the file.
     """
     tree: dict[str, Any] = msgspec.to_builtins(base or Settings())
+    origins: dict[str, str] = {}
     if path is not None:
-        _merge(tree, _read(Path(path)), "")
+        text, found = _read(Path(path))
+        _merge(tree, found, "", lambda name: f"file {path}:{_line_of(text, name)}", origins)
+    for variable, value in sorted((environment or {}).items()):
+        name = _setting_of(variable, tree)
+        if name:
+            _merge(tree, _nested(name, _value(variable, value)), "", lambda _, variable=variable: variable, origins)
     for override in overrides:
-        key, separator, text = override.partition("=")
+        key, separator, value = override.partition("=")
         if not separator or not key:
             raise ConfigError(f"--set {override}: expected section.key=value")
-        try:
-            value = _parse(yaml.safe_load, text)
-        except ValueError as error:
-            raise ConfigError(f"--set {override[:100]}: the value is not YAML: {error}") from error
-        for part in reversed(key.strip().split(".")):
-            value = {part: value}
-        _merge(tree, value, "")
+        _merge(tree, _nested(key.strip(), _value(f"--set {override[:100]}", value)), "", lambda _: "--set", origins)
     try:
-        return msgspec.convert(tree, Settings, strict=False)  # YAML reads 1e9 as text
+        return Resolved(msgspec.convert(tree, Settings, strict=False), origins)  # YAML reads 1e9 as text
     except OverflowError as error:
         raise ConfigError(f"a setting is out of range: {error}") from error
     except msgspec.ValidationError as error:
-        raise ConfigError(_readable(str(error))) from error
+        raise ConfigError(_readable(str(error), origins)) from error
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _setting_of(variable: str, tree: Mapping[str, Any]) -> str:
+    """The setting that an environment variable is for; "" if it is for something else."""
+    name = variable.removeprefix(ENVIRONMENT).lower()
+    if not variable.startswith(ENVIRONMENT):
+        return ""
+    if "__" in name:
+        return name.replace("__", ".")
+    return name if name in tree and not isinstance(tree[name], dict) else ""
+
+
+def _nested(name: str, value: Any) -> Any:
+    for part in reversed(name.split(".")):
+        value = {part: value}
+    return value
+
+
+def _value(where: str, text: str) -> Any:
+    try:
+        return _parse(_yaml, text)
+    except ValueError as error:
+        raise ConfigError(f"{where}: the value is not YAML: {error}") from error
+
+
+def _read(path: Path) -> tuple[str, dict[str, Any]]:
+    """The text of a settings file, and what it says."""
     try:
         text = path.read_text(encoding="utf-8-sig")  # some editors begin a file with a byte order mark
     except (OSError, UnicodeDecodeError) as error:
         raise FileFormatError(f"{path}: cannot be read ({error})") from error
     is_toml = path.suffix == ".toml"
     try:
-        found = _parse(tomllib.loads if is_toml else yaml.safe_load, text) or {}
+        found = _parse(tomllib.loads if is_toml else _yaml, text) or {}
     except ValueError as error:
         raise FileFormatError(f"{path}: not {'TOML' if is_toml else 'YAML'}: {error}") from error
     if not isinstance(found, dict):
         raise FileFormatError(f"{path}: expected sections with keys, got {type(found).__name__}")
-    return found
+    return text, found
+
+
+class _Loader(yaml.SafeLoader):
+    """Without aliases: a few lines of them can stand for more values than fit the memory."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):  # type: ignore[no-untyped-call]
+            raise yaml.YAMLError("aliases (*name) are not supported")
+        return super().compose_node(parent, index)
+
+
+def _yaml(text: str) -> Any:
+    return yaml.load(text, _Loader)  # a safe loader with less
 
 
 def _parse(read: Callable[[str], Any], text: str) -> Any:
@@ -185,30 +250,54 @@ def _parse(read: Callable[[str], Any], text: str) -> Any:
         raise ValueError(" ".join(str(error).split())) from error
 
 
-def _merge(tree: dict[str, Any], changes: Any, at: str) -> None:
-    """Lay `changes` over `tree`; every key must be there already."""
+def _line_of(text: str, name: str) -> int:
+    """The line of a settings file on which `name` is set, as far as that can be seen without a parser; else 1."""
+    lines, at = text.splitlines(), 0
+    for part in name.split("."):
+        wanted = re.compile(rf"""[\s\[{{,.]*["']?{re.escape(part)}["']?\s*[\]:=.]""")
+        at = next((place for place in range(at, len(lines)) if wanted.match(lines[place])), at)
+    return at + 1
+
+
+Origin = Callable[[str], str]
+
+
+def _merge(tree: dict[str, Any], changes: Any, at: str, origin: Origin, origins: dict[str, str], top: Any = None) -> None:
+    """Lay `changes` over `tree`, which is in `top` at `at`; every key must be there already."""
+    top = tree if top is None else top
     if not isinstance(changes, dict):
-        raise ConfigError(f"{at}: expected a section with keys, got {changes!r}")
+        raise ConfigError(f"{_told(origin, at)}{at}: expected a section with keys, got {repr(changes)[:100]}")
     for key, value in changes.items():
         name = f"{at}.{key}" if at else str(key)
         if key not in tree:
-            known = ", ".join(sorted(tree))
-            raise ConfigError(f"unknown setting {name}; {'section ' + at if at else 'settings'} has: {known}")
+            known = f"{'section ' + at if at else 'settings'} has: {', '.join(sorted(tree))}"
+            hint = hint_for_setting(name, [each for each, _ in flatten(top)])
+            raise ConfigError(f"{_told(origin, name)}unknown setting {name}; {known}{hint}")
         if isinstance(tree[key], dict):
-            _merge(tree[key], value, name)
+            _merge(tree[key], value, name, origin, origins, top)
         else:
             tree[key] = value
+            origins[name] = origin(name)
 
 
-def _flatten(tree: Any, at: str = "") -> list[tuple[str, Any]]:
+def _told(origin: Origin, name: str) -> str:
+    """Where a wrong setting is, unless it is on the command line, where everyone sees it."""
+    told = origin(name)
+    return "" if told == "--set" else f"{told.removeprefix('file ')}: "
+
+
+def flatten(tree: Any, at: str = "") -> list[tuple[str, Any]]:
+    """(section.key, value) of all settings in a tree of them."""
     rows: list[tuple[str, Any]] = []
     for key, value in tree.items():
         name = f"{at}.{key}" if at else key
-        rows.extend(_flatten(value, name) if isinstance(value, dict) else [(name, value)])
+        rows.extend(flatten(value, name) if isinstance(value, dict) else [(name, value)])
     return rows
 
 
-def _readable(text: str) -> str:
-    """msgspec's message with its path as a setting's name."""
+def _readable(text: str, origins: Mapping[str, str]) -> str:
+    """msgspec's message with its path as a setting's name, and where that was set."""
     what, _, where = text.partition(" - at `$.")
-    return f"setting {where.rstrip('`')}: {what}" if where else text
+    name = where.rstrip("`")
+    origin = origins.get(name, "--set")
+    return f"setting {name}: {what}{'' if origin == '--set' else f' ({origin})'}" if where else text

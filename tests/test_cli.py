@@ -125,6 +125,15 @@ def test_a_wrong_option_shows_the_usage_with_exit_code_2(arguments: list[str], c
     assert errors.startswith("usage: rackserve") and "error: " in errors.splitlines()[-1]
 
 
+def test_a_wrong_variable_of_the_environment_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RACKSERVE_SERVER__PORT", "high")
+    for command in ("serve", "simulate"):
+        code, error = failing(capsys, command, *DIGEST)
+        assert code == 2 and error == "setting server.port: Expected `int`, got `str` (RACKSERVE_SERVER__PORT)"
+
+
 def test_each_kind_of_failure_has_its_exit_code(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     failures: dict[type[BaseException], int] = {
         RackserveError: 1,

@@ -9,7 +9,7 @@ import pytest
 from rackserve.assemble import RackConfig
 from rackserve.base.errors import ConfigError, FileFormatError
 from rackserve.base.topology import Topology
-from rackserve.config import ServerConfig, Settings, load_settings
+from rackserve.config import ServerConfig, Settings, load_settings, resolve
 from rackserve.live.runner import RunnerSpec, layout_of
 
 
@@ -173,3 +173,65 @@ def test_more_synthetic_tokens_a_step_than_drafts_can_yield_are_refused() -> Non
     drafts = ["scheduler.num_draft=2", "scheduler.max_steps_in_flight=1"]
     with pytest.raises(ConfigError, match=r"num_draft = 2 a step yields 3 tokens at most"):
         load_settings(None, ["runner.kind=deepseek_v41", "runner.synthetic_acceptance=3.5", *drafts])
+
+
+def test_the_environment_wins_over_the_file_and_set_over_both(tmp_path: Path) -> None:
+    path = tmp_path / "s.toml"
+    path.write_text("seed = 2\n[server]\nport = 1\n")
+    environment = {
+        "RACKSERVE_SERVER__PORT": "5",
+        "RACKSERVE_SEED": "9",
+        "RACKSERVE_API_KEY": "k",
+        "HOME": "/",
+        "RACKSERVE_CACHE": "x",
+    }
+    found = resolve(str(path), [], environment=environment)
+    assert (found.settings.server.port, found.settings.seed) == (5, 9)
+    assert found.origins == {"seed": "RACKSERVE_SEED", "server.port": "RACKSERVE_SERVER__PORT"}
+    assert load_settings(str(path), ["server.port=6"], environment=environment).server.port == 6
+    assert load_settings(None, []).server.port == 8000
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "says"),
+    [
+        (
+            "RACKSERVE_SERVER__PROT",
+            "1",
+            r"^RACKSERVE_SERVER__PROT: unknown setting server\.prot; .*; did you mean server\.port\?$",
+        ),
+        ("RACKSERVE_SERVER__PORT", "x", r"^setting server\.port: Expected `int`, got `str` \(RACKSERVE_SERVER__PORT\)$"),
+        ("RACKSERVE_SERVER__PORT", "[", r"^RACKSERVE_SERVER__PORT: the value is not YAML"),
+    ],
+)
+def test_a_wrong_variable_is_named(variable: str, value: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        load_settings(None, [], environment={variable: value})
+
+
+@pytest.mark.parametrize("name", ["s.toml", "s.yaml"])
+def test_an_unknown_key_of_a_file_is_told_with_its_line_and_the_nearest(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    toml = "seed = 1\n[server]\nport = 1\n[router]\n# policy\npolcy = 'x'\n"
+    path.write_text(toml if name == "s.toml" else "seed: 1\nserver:\n  port: 1\nrouter:\n  # policy\n  polcy: x\n")
+    with pytest.raises(ConfigError, match=rf"^{path}:6: unknown setting router\.polcy; .*; did you mean router\.policy\?$"):
+        load_settings(str(path), [])
+    path.write_text(
+        (toml if name == "s.toml" else path.read_text()).replace("polcy", "policy").replace("port", "prefill_blocks")
+    )
+    with pytest.raises(
+        ConfigError, match=r":3: unknown setting server\.prefill_blocks; .*; did you mean topology\.prefill_blocks\?$"
+    ):
+        load_settings(str(path), [])
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a: !!python/object/apply:os.system ['true']", "a: &x [1]\nb: *x", "<<: &a {seed: 1}\nx: *a"],
+    ids=["object", "alias", "merge"],
+)
+def test_a_file_of_settings_makes_no_objects_and_no_copies(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text(text)
+    with pytest.raises(FileFormatError, match="not YAML"):
+        load_settings(str(path), [])
