@@ -156,7 +156,7 @@ REASONS = {
     "rubin-kept": "hangs on the split of chips between prefill and decode, which is not published",
     "gb300-387": "the published point lies at the edge of GB300's curve, where the spread of step times decides",
     "ratio-387": "its divisor is a point at the edge of a curve: a ratio there says little",
-    "pool-requests": "hangs on how far the sessions outgrow caches of 180 GB a rank",
+    "pool-requests": "the sessions just outgrow caches of 180 GB a rank: with caches a tenth larger the gain is gone",
     "pinned-hit": "the size of the caches is not published for this test",
     "pinned-ttft": "in a closed loop without room the wait is the sessions over the rate, less their pauses",
     "pool-ttft": "in a closed loop without room the wait is the sessions over the rate, less their pauses",
