@@ -40,6 +40,11 @@ GROUPS: dict[str, dict[str, Command]] = {
             "plan_memory:add_arguments",
             "plan_memory:plan_memory",
         ),
+        "launch": Command(
+            "start codex, opencode, qwen, claude, pi or llm wired to a running server", "launch:add_arguments", "launch:launch"
+        ),
+        "top": Command("watch a running server in the terminal", "top:add_arguments", "top:top"),
+        "doctor": Command("can this machine serve? what is wrong and what to do", "doctor:add_arguments", "doctor:doctor"),
         "config": Command(
             "show settings and where each is from, or explain one", "config_command:add_arguments", "config_command:config"
         ),
@@ -115,7 +120,13 @@ class CommandParser(argparse.ArgumentParser):
         return self
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        found, extras = super(CommandParser, self.load()).parse_known_args(args, namespace)
+        words, passed_on = list(args), []
+        if "passed_on" in self.load()._defaults and "--" in words:  # what follows is another program's
+            at = words.index("--")
+            words, passed_on = words[:at], words[at + 1 :]
+        found, extras = super().parse_known_args(words, namespace)
+        if passed_on:
+            found.passed_on = passed_on
         flags = [word.partition("=")[0] for word in extras if word.startswith("-")]
         if flags:  # said here, where the usage to be shown and the flags there are known
             known = [flag for action in self._actions for flag in action.option_strings]
