@@ -301,7 +301,7 @@ def run_rack(setup: SimulatedSetup, sessions: Sequence[Session]) -> RackRun:
     decode = setup.model("decode")
     line = LinearTime(decode_cost(decode, setup.batch, MEAN_CONTEXT, 1 + setup.drafts))
     step_times: dict[Role, PassTime] = {
-        "prefill": StepTimes(setup.model("prefill")).step_ns,
+        "prefill": GroupTime(StepTimes(setup.model("prefill")).group_ns),
         "decode": GroupTime(StepTimes(decode).group_ns) if setup.whole_decode else line,
     }
     link = link_cost(setup.hardware, "nic", LINK_LATENCY_US)
