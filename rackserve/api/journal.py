@@ -11,6 +11,7 @@ from typing import Protocol
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rackserve.api.call import Call, Caller
+from rackserve.api.health import PATHS
 from rackserve.api.logs import FIELDS
 from rackserve.base.events import RequestEnded
 from rackserve.base.units import Time
@@ -70,7 +71,10 @@ class Journal:
 
 
 class RefusalLog:
-    """Wraps an application: a line for each exchange that it answers with a status of 400 or more, whoever refused it."""
+    """Wraps an application: a line for each exchange that it answers with a status of 400 or more, whoever refused it.
+
+    Not for probes of health: they say how the server is, again and again.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -82,7 +86,7 @@ class RefusalLog:
         begun = time.monotonic()
 
         async def watch(message: Message) -> None:
-            if message["type"] == "http.response.start" and message["status"] >= 400 and scope["path"] != "/ready":
+            if message["type"] == "http.response.start" and message["status"] >= 400 and scope["path"] not in PATHS:
                 caller = scope.get("caller") or Caller()
                 fields = {
                     "method": scope["method"],

@@ -73,6 +73,9 @@ def test_a_refusal_is_a_line_and_what_went_well_is_none(caplog: pytest.LogCaptur
         rig = Rig(text("x"))
         rig.app = RefusalLog(rig.app)  # type: ignore[assignment]
         await rig.request("GET", "/v1/models")
+        rig.state.ready = False
+        assert (await rig.request("GET", "/ready")).status_code == 503
+        rig.state.ready = True
         await rig.request("GET", "/nothing%0aINFO")
         await rig.post("/v1/completions", {"prompt": SECRET, "n": -1})
 
