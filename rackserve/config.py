@@ -174,12 +174,12 @@ def resolve(
     for variable, value in sorted((environment or {}).items()):
         name = _setting_of(variable, tree)
         if name:
-            _merge(tree, _nested(name, _value(variable, value)), "", lambda _, variable=variable: variable, origins)
+            _merge(tree, _nested(name, _value(variable, value)), "", _from(variable), origins)
     for override in overrides:
         key, separator, value = override.partition("=")
         if not separator or not key:
             raise ConfigError(f"--set {override}: expected section.key=value")
-        _merge(tree, _nested(key.strip(), _value(f"--set {override[:100]}", value)), "", lambda _: "--set", origins)
+        _merge(tree, _nested(key.strip(), _value(f"--set {override[:100]}", value)), "", _from("--set"), origins)
     try:
         return Resolved(msgspec.convert(tree, Settings, strict=False), origins)  # YAML reads 1e9 as text
     except OverflowError as error:
@@ -231,7 +231,7 @@ class _Loader(yaml.SafeLoader):
     """Without aliases: a few lines of them can stand for more values than fit the memory."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        if self.check_event(yaml.AliasEvent):  # type: ignore[no-untyped-call]
+        if self.check_event(yaml.AliasEvent):
             raise yaml.YAMLError("aliases (*name) are not supported")
         return super().compose_node(parent, index)
 
@@ -260,6 +260,11 @@ def _line_of(text: str, name: str) -> int:
 
 
 Origin = Callable[[str], str]
+"""Where the setting of that name is from."""
+
+
+def _from(origin: str) -> Origin:
+    return lambda _: origin
 
 
 def _merge(tree: dict[str, Any], changes: Any, at: str, origin: Origin, origins: dict[str, str], top: Any = None) -> None:

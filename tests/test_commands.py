@@ -141,7 +141,8 @@ def test_flags_of_serve_win_over_settings_and_are_taken_literally(
         raise ResourceError(f"host {host}, port {port}")
 
     monkeypatch.setattr("rackserve.serving.listen", refuse)
-    given = ["serve", "--model", "135", "--host", "no", "--port", "5", "--set", "server.port=6", "--set", "security.keyless=true"]
+    keyless = ["--set", "security.keyless=true"]
+    given = ["serve", "--model", "135", "--host", "no", "--port", "5", "--set", "server.port=6", *keyless]
     assert main(given) == 4
     captured = capsys.readouterr()
     assert captured.err == "rackserve: host no, port 5\n"
