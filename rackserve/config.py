@@ -42,6 +42,7 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     log                lines for requests on standard error: none, text or json
     metrics_aliases    /metrics has the numbers under vLLM's names, too
     otlp_endpoint      where to send traces (OTLP over HTTP), such as http://127.0.0.1:4318; empty: nowhere
+    frontier           curve that the page draws behind the operating point: a frontier file, or a run's summary
     """
 
     host: str = "127.0.0.1"
@@ -56,6 +57,7 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     log: LogKind = "none"
     metrics_aliases: bool = False
     otlp_endpoint: str = ""
+    frontier: str = ""
 
     def __post_init__(self) -> None:
         if self.kv_replay and not self.kv_events:

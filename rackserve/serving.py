@@ -33,6 +33,7 @@ from rackserve.base.events import RankChanged
 from rackserve.base.ids import POOL_RANK, NodeId, Rank
 from rackserve.base.keys import CacheNamespace
 from rackserve.base.kv_layout import KvLayout
+from rackserve.bench.frontier import read_curve
 from rackserve.config import Settings
 from rackserve.live.kv_announcer import KvAnnouncer
 from rackserve.live.kv_events import KvPublisher
@@ -40,6 +41,10 @@ from rackserve.live.rack import LiveRack
 from rackserve.live.recorder import Recorded, Sink
 from rackserve.live.stalls import StallWatch
 from rackserve.live.supervisor import RankStatus
+from rackserve.page.door import Door
+from rackserve.page.feed import Feed
+from rackserve.page.routes import page_routes
+from rackserve.page.view import RackView
 from rackserve.pool.directory import Directory
 from rackserve.ports import Node, Transport
 from rackserve.text.chat import ChatTemplate
@@ -150,7 +155,9 @@ async def open_server(settings: Settings, sinks: Sequence[Sink] = (), tap: Tap |
         )
         state = seen.look_at(rack)
         opening = Opening(Health(state))
-        guard = Guard(opening, keys, Sessions(), hosts=_hosts(settings), open_metrics=settings.security.open_metrics)
+        sessions = Sessions()
+        pages = page_routes(Feed(seen.view, seen.curve, lambda: state.draining), Door(keys, sessions))
+        guard = Guard(opening, keys, sessions, hosts=_hosts(settings), open_metrics=settings.security.open_metrics)
         stop = asyncio.Event()
         running = _start_serving(RefusalLog(guard), listener, opening, state, stop, rack, settings.server.grace)
         try:
@@ -160,7 +167,7 @@ async def open_server(settings: Settings, sinks: Sequence[Sink] = (), tap: Tap |
                 if announcer is not None:
                     announcer.speak_of(served.namespace)
                 gateway = _add_gateway(settings, rack, taps)
-                app = create_app(gateway, _factory_of(settings, served), seen.metrics, state, seen.witnesses)
+                app = create_app(gateway, _factory_of(settings, served), seen.metrics, state, seen.witnesses, pages)
                 async with app.router.lifespan_context(app):
                     opening.open(app, gateway)
                     state.loading, state.ready = False, _can_serve(rack.status())
@@ -206,7 +213,7 @@ def _url(listener: socket.socket) -> str:
 
 
 class _Seen:
-    """What watches a rack at work: metrics, the journal, the watch for stalls and, if asked for, traces."""
+    """What watches a rack at work: metrics, the journal, the watch for stalls, the page and, if asked for, traces."""
 
     def __init__(self, settings: Settings, closing: contextlib.ExitStack) -> None:
         server = settings.server
@@ -214,9 +221,11 @@ class _Seen:
         self.metrics = Metrics(ranks, aliases=server.metrics_aliases)
         self.state = ServerState(loading=True)
         self._watch = StallWatch(server.stuck)
+        self.view = RackView(time.monotonic_ns())
+        self.curve = read_curve(server.frontier) if server.frontier else None
         journal = Journal()
         self.witnesses: list[Witness] = [journal]
-        self.sinks: list[Sink] = [self._follow, self._watch, journal]
+        self.sinks: list[Sink] = [self._follow, self._watch, journal, self.view]
         if server.otlp_endpoint:
             tracer = open_tracer(server.otlp_endpoint)
             closing.callback(tracer.close)
@@ -228,6 +237,7 @@ class _Seen:
         self._rack = rack
         self.state.detail = lambda: {"ranks": [health_of(status) for status in rack.status()]}
         self.state.stall = lambda: self._watch.look(rack.status(), time.monotonic_ns())
+        self.view.look = lambda: (rack.status(), rack.pool)
         self.metrics.holdings.look = lambda: holdings_of(rack.status(), rack.pool)
         return self.state
 

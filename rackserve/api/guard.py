@@ -18,6 +18,7 @@ from rackserve.api.dialects.message_reply import message_error
 from rackserve.api.errors import error_body, error_headers
 from rackserve.api.keys import KeyRing, key_in
 from rackserve.base.errors import RequestError
+from rackserve.page.form import FORM_HEADERS, asks_for_page, form
 
 OPEN = frozenset({("GET", "/health"), ("GET", "/live"), ("GET", "/ready"), ("POST", "/login")})
 """All that needs no key: whether the server lives, and the form that asks for one. Anything new needs a key."""
@@ -49,12 +50,12 @@ class Sessions:
 
     def find(self, headers: Mapping[str, str]) -> Caller | None:
         """The caller of the session that the request's cookie names."""
-        try:
-            cookie = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
-        except CookieError:
-            return None
-        end, caller = self._known.get(cookie.value if cookie else "", (0.0, None))
+        end, caller = self._known.get(_session_in(headers), (0.0, None))
         return caller if time.monotonic() < end else None
+
+    def end(self, headers: Mapping[str, str]) -> None:
+        """Forget the session that the request's cookie names, if it is one."""
+        self._known.pop(_session_in(headers), None)
 
 
 class Guard:
@@ -85,7 +86,7 @@ class Guard:
             try:
                 scope["caller"] = self._admit(scope)
             except RequestError as error:
-                await _refuse(scope["path"], error, send)
+                await _refuse(scope, error, send)
                 return
         elif scope["type"] != "lifespan":
             return
@@ -123,6 +124,14 @@ class Guard:
             raise RequestError("requests from pages of other sites are refused", code="cross_origin", status=403)
 
 
+def _session_in(headers: Mapping[str, str]) -> str:
+    try:
+        cookie = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
+    except CookieError:
+        return ""
+    return cookie.value if cookie else ""
+
+
 def _hostname(host: str) -> str:
     """`host` without its port."""
     if host.startswith("["):
@@ -130,9 +139,15 @@ def _hostname(host: str) -> str:
     return host.rpartition(":")[0].lower() if ":" in host else host.lower()
 
 
-async def _refuse(path: str, error: RequestError, send: Send) -> None:
-    body = msgspec.json.encode(message_error(error)) if path.startswith("/v1/messages") else error_body(error)
-    headers = {**error_headers(error), "content-length": str(len(body)), "connection": "close"}
+async def _refuse(scope: Scope, error: RequestError, send: Send) -> None:
+    headers = error_headers(error)
+    if error.status == 401 and asks_for_page(scope["method"], scope["path"], Headers(scope=scope)):
+        body, headers = form(), FORM_HEADERS
+    elif scope["path"].startswith("/v1/messages"):
+        body = msgspec.json.encode(message_error(error))
+    else:
+        body = error_body(error)
+    headers = {**headers, "content-length": str(len(body)), "connection": "close"}
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"
     raw = [(name.encode(), value.encode()) for name, value in headers.items()]

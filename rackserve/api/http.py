@@ -32,9 +32,17 @@ from rackserve.base.errors import RequestError
 
 
 def create_app(
-    gateway: Gateway, factory: RequestFactory, metrics: Metrics, state: ServerState, witnesses: Sequence[Witness] = ()
+    gateway: Gateway,
+    factory: RequestFactory,
+    metrics: Metrics,
+    state: ServerState,
+    witnesses: Sequence[Witness] = (),
+    pages: Sequence[Route] = (),
 ) -> Starlette:
-    """The ASGI application of one served model; `witnesses` see each call begin. Its worker threads end with its lifespan."""
+    """The ASGI application of one served model; `witnesses` see each call begin, `pages` are for people.
+
+    Its worker threads end with its lifespan.
+    """
     desk = Desk(factory.limits)
 
     @asynccontextmanager
@@ -77,6 +85,7 @@ def create_app(
             *(Route(path, endpoint, methods=["POST"]) for path, endpoint in endpoints.items()),
             *(Route(path, tell_health) for path in PATHS),
             Route("/metrics", scrape),
+            *pages,
         ],
         exception_handlers={HTTPException: _refuse_path},
         lifespan=lifespan,
