@@ -33,6 +33,9 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     served_model_name  name clients use; empty: the model's own
     tokenizer          folder of a tokenizer to use instead of the model's
+    tool_call_parser   how tool calls are read from answers: none, hermes or deepseek_v41; auto: as the model writes them
+    reasoning_parser   how reasoning is: none, qwen3, deepseek_r1 or deepseek_v41; auto: as the model writes it
+    trust_template     render a chat template that cannot be held to bounds
     max_model_len      positions of prompt and output together; 0: what the model and the ranks' blocks allow
     grace              seconds that open answers get when the server is told to stop
     kv_events          where other routers hear what the rack holds, with token ids, such as tcp://127.0.0.1:5557. Whoever can
@@ -49,6 +52,9 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     port: int = 8000
     served_model_name: str = ""
     tokenizer: str = ""
+    tool_call_parser: str = "auto"
+    reasoning_parser: str = "auto"
+    trust_template: bool = False
     max_model_len: int = 0
     grace: float = 30.0
     kv_events: str = ""

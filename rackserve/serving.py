@@ -28,17 +28,19 @@ from rackserve.api.opening import Opening
 from rackserve.api.server import listen, serve
 from rackserve.api.state import ServerState
 from rackserve.api.tracing import open_tracer
-from rackserve.base.errors import ConfigError
+from rackserve.base.errors import ConfigError, RequestError
 from rackserve.base.events import RankChanged
 from rackserve.base.ids import POOL_RANK, NodeId, Rank
 from rackserve.base.keys import CacheNamespace
 from rackserve.base.kv_layout import KvLayout
+from rackserve.base.request import Constraint
 from rackserve.bench.frontier import read_curve
 from rackserve.config import Settings
 from rackserve.live.kv_announcer import KvAnnouncer
 from rackserve.live.kv_events import KvPublisher
 from rackserve.live.rack import LiveRack
 from rackserve.live.recorder import Recorded, Sink
+from rackserve.live.runner import unsupported
 from rackserve.live.stalls import StallWatch
 from rackserve.live.supervisor import RankStatus
 from rackserve.page.door import Door
@@ -48,8 +50,10 @@ from rackserve.page.view import RackView
 from rackserve.pool.directory import Directory
 from rackserve.ports import Node, Transport
 from rackserve.text.chat import ChatTemplate
+from rackserve.text.constraints import ConstraintCompiler
 from rackserve.text.dsml import DsmlTemplate
 from rackserve.text.numbers import NumberTokenizer
+from rackserve.text.parsers import ParserChoice
 from rackserve.text.tokenizer import Tokenizer, Vocabulary
 
 API: NodeId = "api"
@@ -115,7 +119,7 @@ def describe_model(settings: Settings, layout: KvLayout) -> Served:
         )
     template: ChatTemplate | DsmlTemplate | None = None
     if spec.kind == "llama":
-        template = ChatTemplate.from_folder(files.path)
+        template = ChatTemplate.from_folder(files.path, trusted=settings.server.trust_template)
     elif spec.kind == "digest" and folder:
         template = ChatTemplate.from_folder(folder)
     elif spec.kind == "deepseek_v41" and folder:
@@ -284,7 +288,35 @@ def _factory_of(settings: Settings, served: Served) -> RequestFactory:
         eos_ids=served.eos_ids,
         vocab_size=served.vocab_size,
         limits=settings.limits,
+        parsers=_parsers(settings),
+        unsupported=lambda request: unsupported(settings.runner, request),
+        check=_ConstraintCheck(served),
     )
+
+
+def _parsers(settings: Settings) -> ParserChoice:
+    """What reads answers: as told, else as models of this kind write. Raises ConfigError naming the flag."""
+    kind, server = settings.runner.kind, settings.server
+    usual = {"deepseek_v41": ("deepseek_v41", "deepseek_v41"), "llama": ("hermes", "none"), "digest": ("none", "none")}[kind]
+    given = (server.tool_call_parser, server.reasoning_parser)
+    calls, reasoning = (plain if name == "auto" else name for name, plain in zip(given, usual, strict=True))
+    return ParserChoice(calls, reasoning)
+
+
+class _ConstraintCheck:
+    """Refuses constraints that no rank could keep to. Its compiler is made when it is first needed."""
+
+    def __init__(self, served: Served) -> None:
+        self._served = served
+        self._compiler: ConstraintCompiler | None = None
+
+    def __call__(self, constraint: Constraint) -> None:
+        tokenizer = self._served.tokenizer
+        if not isinstance(tokenizer, Tokenizer):
+            raise RequestError("the served model has no tokenizer, so its text cannot be held to a form")
+        if self._compiler is None:
+            self._compiler = ConstraintCompiler(tokenizer, vocab_size=self._served.vocab_size, eos_ids=self._served.eos_ids)
+        self._compiler(constraint)
 
 
 def _open_events(settings: Settings, closing: contextlib.ExitStack) -> KvAnnouncer | None:

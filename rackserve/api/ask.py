@@ -15,6 +15,7 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
 
     tools              function tools in the chat-completions shape; those of other kinds are left out before
     tool_choice        "auto", "none", "required" or the name of a function after "function:"
+    parallel           an answer that has to call may make several calls
     response_format    in the chat-completions shape, or None
     reasoning_effort   as the client gave it; None: the model's default
     thinking           whether to reason before answering; None: the server's default
@@ -24,6 +25,7 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     messages: list[Message]
     tools: list[dict[str, Any]] = []
     tool_choice: str = "auto"
+    parallel: bool = True
     response_format: dict[str, Any] | None = None
     reasoning_effort: str | int | None = None
     thinking: bool | None = None

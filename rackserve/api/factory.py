@@ -5,45 +5,46 @@ from __future__ import annotations
 import secrets
 import time
 import uuid
+from collections.abc import Callable
 
 import msgspec
 
-from rackserve.api.ask import Ask, Conversation
+from rackserve.api.ask import Ask
 from rackserve.api.call import Call, Caller
 from rackserve.api.keys import salt_of
 from rackserve.api.limits import Limits
+from rackserve.api.prompter import Prompter, Rendered
 from rackserve.base.errors import RequestError
 from rackserve.base.keys import TOKEN_BYTES, CacheNamespace, extend_chain
-from rackserve.base.request import Request, SamplingParams
+from rackserve.base.request import MAX_PROMPT_SCORES, Constraint, Request, SamplingParams
 from rackserve.base.rng import draw_u64
-from rackserve.text.answers import PlainParser
 from rackserve.text.chat import ChatTemplate
-from rackserve.text.dsml import ChatOptions, DsmlTemplate
-from rackserve.text.tokenizer import Vocabulary, pack
+from rackserve.text.dsml import DsmlTemplate
+from rackserve.text.parsers import ParserChoice
+from rackserve.text.prompt_cache import Prompt, PromptCache, Scope
+from rackserve.text.tokenizer import Vocabulary, pack, unpack
 
 _PREFIXES = {"completion": "cmpl-", "chat": "chatcmpl-", "response": "resp_", "message": "msg_"}
 
+PROMPT_CACHE_BYTES = 256 << 20
+
 
 class RequestFactory:
-    """Builds `Call`s for one served model. Holds no state between calls; safe to use from several threads.
+    """Builds `Call`s for one served model. Safe to use from several threads.
 
     namespace      names the KV of the model; the tenant salt in it is replaced for each request
     max_model_len  positions in the context: prompt and output together
+    parsers        which parsers read its answers
     vocab_size     ids the model knows (it may know more than the tokenizer)
     secret         what cache salts are derived with; empty: a fresh one, as caches end with the server
+    unsupported    the field of a request that the model cannot do, or None
+    check          raises RequestError for a constraint that cannot be kept to
     """
 
     __slots__ = (
-        "_eos_ids",
-        "_namespace",
-        "_secret",
-        "_template",
-        "_vocab_size",
-        "limits",
-        "max_model_len",
-        "models",
-        "tokenizer",
-    )
+        "_check_constraint", "_eos_ids", "_namespace", "_prompter", "_secret", "_unsupported", "_vocab_size", "kept", "limits",
+        "max_model_len", "models", "tokenizer",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -53,31 +54,52 @@ class RequestFactory:
         max_model_len: int,
         models: tuple[str, ...],
         template: ChatTemplate | DsmlTemplate | None = None,
+        parsers: ParserChoice | None = None,
         eos_ids: tuple[int, ...] | None = None,
         vocab_size: int | None = None,
         limits: Limits | None = None,
         secret: bytes = b"",
+        unsupported: Callable[[Request], str | None] = lambda request: None,
+        check: Callable[[Constraint], object] = lambda constraint: None,
     ) -> None:
         self.tokenizer = tokenizer
         self.max_model_len = max_model_len
         self.models = models
         self.limits = limits or Limits()
+        self.kept = PromptCache(tokenizer, max_bytes=PROMPT_CACHE_BYTES)
         self._namespace = namespace
         self._secret = secret or secrets.token_bytes(32)
-        self._template = template
+        self._prompter = Prompter(template, parsers or ParserChoice(), tokenizer)
         self._eos_ids = tokenizer.eos_ids if eos_ids is None else eos_ids
         self._vocab_size = tokenizer.vocab_size if vocab_size is None else vocab_size
+        self._unsupported = unsupported
+        self._check_constraint = check
 
     def prepare(self, ask: Ask, caller: Caller) -> Call:
         """The call that answers `ask`. Raises RequestError naming the field at fault."""
-        return self._call(ask, caller, self.prompts(ask))
+        rendered, prompts, root = self._read(ask, caller)
+        return self._call(ask, rendered, prompts, root)
 
-    def prompts(self, ask: Ask) -> list[bytes]:
+    def prompts(self, ask: Ask, caller: Caller) -> list[bytes]:
         """The token ids of each prompt of `ask`. Raises RequestError naming the field at fault."""
+        return [prompt.tokens for prompt in self._read(ask, caller)[1]]
+
+    def _read(self, ask: Ask, caller: Caller) -> tuple[Rendered, list[Prompt], bytes]:
+        """How answers are read, the prompts, and the root of their keys."""
         self._check(ask)
-        if ask.conversation is not None:
-            return [self._rendered(ask.conversation)]
-        return [self._tokens(prompt) for prompt in ask.prompts]
+        salt = salt_of(self._secret, caller.tenant, ask.cache_salt)
+        root = msgspec.structs.replace(self._namespace, tenant_salt=salt).root()
+        scope = Scope(root, self._namespace.block_tokens, ask.session)
+        if ask.conversation is None:
+            return Rendered("", constraint=ask.sampling.constraint), [self._tokens(text, scope) for text in ask.prompts], root
+        try:
+            rendered = self._prompter.render(ask.conversation, ask.sampling.constraint)
+            if isinstance(rendered.text, str):
+                return rendered, [self.kept.encode(rendered.text, scope)], root
+            return rendered, [self.kept.encode_pieces(rendered.text, scope)], root
+        except RequestError as error:
+            error.param = (error.param or "messages").replace("messages", ask.field, 1)
+            raise
 
     def _check(self, ask: Ask) -> None:
         if ask.model is not None and ask.model not in self.models:
@@ -95,75 +117,89 @@ class RequestFactory:
             param = ask.field if len(ask.prompts) > 1 else "n"
             raise RequestError(f"{param}: at most {self.limits.choices} choices in one request, got {choices}", param=param)
 
-    def _rendered(self, conversation: Conversation) -> bytes:
-        if not conversation.messages:
-            raise RequestError("messages must hold at least one message", param="messages")
-        if self._template is None:
-            raise RequestError(
-                "the served model has no chat template; use /v1/completions", param="messages", code="no_chat_template"
-            )
-        try:
-            if isinstance(self._template, DsmlTemplate):
-                # Answers are handed on as one text so far, so the model must not be asked to reason in front of them.
-                pieces = self._template.pieces(conversation.messages, ChatOptions(thinking_mode="chat"))
-                return self.tokenizer.encode_pieces(pieces)
-            return self.tokenizer.encode(self._template.render(conversation.messages))
-        except RequestError as error:
-            error.param = error.param or "messages"
-            raise
-
-    def _tokens(self, prompt: str | list[int]) -> bytes:
+    def _tokens(self, prompt: str | list[int], scope: Scope) -> Prompt:
         if isinstance(prompt, list):
-            low, high = min(prompt), max(prompt)
-            if low < 0 or high >= self._vocab_size:
-                wrong = low if low < 0 else high
-                raise RequestError(f"prompt: token id {wrong} is not in 0 to {self._vocab_size - 1}", param="prompt")
-            return pack(prompt)
+            self._check_ids("prompt", prompt)
+            tokens = pack(prompt)
+            return Prompt(tokens, extend_chain(b"", scope.root, tokens, scope.block_tokens), 0, None)
         try:
-            tokens = self.tokenizer.encode(prompt, specials=True)
+            found = self.kept.encode(prompt, scope, specials=True)
         except RequestError as error:
             error.param = "prompt"
             raise
-        if not tokens:
+        if not found.tokens:
             raise RequestError("prompt must not be empty", param="prompt", code="empty_prompt")
-        return tokens
+        return found
 
-    def _call(self, ask: Ask, caller: Caller, prompts: list[bytes]) -> Call:
+    def _check_ids(self, field: str, ids: list[int] | tuple[int, ...]) -> None:
+        for wrong in (min(ids, default=0), max(ids, default=0)):
+            if not 0 <= wrong < self._vocab_size:
+                raise RequestError(f"{field}: token id {wrong} is not in 0 to {self._vocab_size - 1}", param=field)
+
+    def _call(self, ask: Ask, rendered: Rendered, prompts: list[Prompt], root: bytes) -> Call:
         name = f"{_PREFIXES[ask.kind]}{uuid.uuid4().hex}"
-        rooms = [self._room(len(tokens) // TOKEN_BYTES, ask.field) for tokens in prompts]
+        rooms = [self._room(len(prompt.tokens) // TOKEN_BYTES, ask.field) for prompt in prompts]
         wanted = ask.max_tokens
-        salt = salt_of(self._secret, caller.tenant, ask.cache_salt)
-        namespace = msgspec.structs.replace(self._namespace, tenant_salt=salt)
-        root = namespace.root()
-        sampling = _sampling(ask)
+        stop_ids = ask.stop_token_ids if ask.ignore_eos else (*self._eos_ids, *ask.stop_token_ids)
+        sampling = self._sampling(ask, rendered.constraint)
         requests: list[Request] = []
-        for tokens, room in zip(prompts, rooms, strict=True):
-            chain = extend_chain(b"", root, tokens, namespace.block_tokens)
+        for prompt, room in zip(prompts, rooms, strict=True):
             requests += [
                 Request(
                     id=f"{name}-{len(requests) + choice}",
                     session=ask.session or name,
-                    tokens=tokens,
-                    chain=chain,
-                    num_tokens=len(tokens) // TOKEN_BYTES,
-                    max_tokens=min(room, wanted or room),
+                    tokens=prompt.tokens,
+                    chain=prompt.chain,
+                    num_tokens=len(prompt.tokens) // TOKEN_BYTES,
+                    max_tokens=min(room, room if wanted is None else max(1, wanted)),
                     sampling=sampling[choice],
-                    stop_token_ids=self._eos_ids,
-                    ignore_eos=ask.ignore_eos,
+                    stop_token_ids=stop_ids,
+                    ignore_eos=ask.ignore_eos and not stop_ids,
                     logprobs=ask.logprobs,
+                    prompt_logprobs=ask.prompt_logprobs,
                     root=root,
                 )
                 for choice in range(ask.n)
             ]
+        self._check_request(requests[0], ask)
         return Call(
             id=name,
             created=int(time.time()),
             model=ask.model or self.models[0],
             ask=ask,
             requests=tuple(requests),
-            parser=PlainParser,
+            parser=rendered.parser,
             clamped=0 if wanted is None else ask.n * sum(wanted > room for room in rooms),
+            reasoning_end=rendered.reasoning_end,
         )
+
+    def _sampling(self, ask: Ask, constraint: Constraint | None) -> list[SamplingParams]:
+        """One per choice, alike but for the seed: the first keeps the client's, the others' follow from it."""
+        seed = secrets.randbits(63) if ask.seed is None else ask.seed
+        seeds = [seed, *(draw_u64("choice", seed, choice) >> 1 for choice in range(1, ask.n))]
+        words = tuple(unpack(self.tokenizer.encode(word)) for word in ask.bad_words)
+        return [msgspec.structs.replace(ask.sampling, seed=each, bad_words=words, constraint=constraint) for each in seeds]
+
+    def _check_request(self, request: Request, ask: Ask) -> None:
+        """What the model cannot do, and ids that it does not have. Raises RequestError naming the field."""
+        sampling = request.sampling
+        self._check_ids("logit_bias", [token for token, _ in sampling.logit_bias])
+        self._check_ids("allowed_token_ids", sampling.allowed_token_ids)
+        self._check_ids("stop_token_ids", ask.stop_token_ids)
+        field = self._unsupported(request)
+        if field is not None:
+            names = {"constraint": "structured_outputs or response_format"}
+            text = f"{names.get(field, field)} is not supported by the served model; leave it out"
+            raise RequestError(text, param=names.get(field, field).split(" ")[0], code="unsupported_parameter")
+        if request.prompt_logprobs >= 0 and request.num_tokens * (request.prompt_logprobs + 2) > MAX_PROMPT_SCORES:
+            text = f"prompt_logprobs: the scores of {request.num_tokens} tokens are too many for one answer; ask for fewer"
+            raise RequestError(text, param="prompt_logprobs")
+        if sampling.constraint is not None:
+            try:
+                self._check_constraint(sampling.constraint)
+            except RequestError as error:
+                error.param = error.param or ("tool_choice" if ask.sampling.constraint is None else "response_format")
+                raise
 
     def _room(self, num_tokens: int, field: str) -> int:
         """Output tokens that fit behind a prompt of `num_tokens`."""
@@ -176,10 +212,3 @@ class RequestFactory:
                 code="context_length_exceeded",
             )
         return room
-
-
-def _sampling(ask: Ask) -> list[SamplingParams]:
-    """One per choice, alike but for the seed: the first keeps the client's, the others' follow from it."""
-    seed = secrets.randbits(63) if ask.seed is None else ask.seed
-    seeds = [seed, *(draw_u64("choice", seed, choice) >> 1 for choice in range(1, ask.n))]
-    return [msgspec.structs.replace(ask.sampling, seed=each) for each in seeds]

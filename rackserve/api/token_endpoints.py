@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from rackserve.api.call import Caller
 from rackserve.api.dialects.body import parse
 from rackserve.api.dialects.chat import Chat
 from rackserve.api.dialects.completions import Completions
@@ -20,7 +21,7 @@ from rackserve.base.errors import RequestError
 from rackserve.text.tokenizer import unpack
 
 Json = dict[str, Any]
-Work = Callable[[RequestFactory, bytes, Mapping[str, str]], Json]
+Work = Callable[[RequestFactory, bytes, Mapping[str, str], Caller], Json]
 
 MAX_DETOKENIZED = 1 << 20
 
@@ -34,7 +35,8 @@ class TokenEndpoint(Endpoint):
 
     async def answer(self, exchange: Exchange, raw: bytes) -> None:
         factory, headers = self.service.factory, dict(exchange.headers)
-        body = await self.service.desk.run(lambda: self._work(factory, raw, headers))
+        caller = exchange.caller
+        body = await self.service.desk.run(lambda: self._work(factory, raw, headers, caller))
         await exchange.reply(msgspec.json.encode(body))
 
 
@@ -53,13 +55,13 @@ class DetokenizeBody(msgspec.Struct, frozen=True):
     model: str | None = None
 
 
-def tokenize(factory: RequestFactory, raw: bytes, headers: Mapping[str, str]) -> Json:
+def tokenize(factory: RequestFactory, raw: bytes, headers: Mapping[str, str], caller: Caller) -> Json:
     """The ids of a prompt, as the generating endpoints would see it. Raises RequestError naming the field at fault."""
     body, _ = parse(raw, TokenizeBody, {})
     if (body.prompt is None) == (body.messages is None):
         raise RequestError("give either prompt or messages", param="prompt")
     dialect = Completions() if body.messages is None else Chat()
-    prompts = factory.prompts(dialect.parse(raw, headers))
+    prompts = factory.prompts(dialect.parse(raw, headers), caller)
     if len(prompts) > 1:
         raise RequestError("prompt: one text at a time", param="prompt")
     ids = unpack(prompts[0])
@@ -69,7 +71,7 @@ def tokenize(factory: RequestFactory, raw: bytes, headers: Mapping[str, str]) ->
     return answer
 
 
-def detokenize(factory: RequestFactory, raw: bytes, _: Mapping[str, str]) -> Json:
+def detokenize(factory: RequestFactory, raw: bytes, _headers: Mapping[str, str], _caller: Caller) -> Json:
     """The text of token ids. Raises RequestError naming the field at fault."""
     body, _unknown = parse(raw, DetokenizeBody, {})
     highest = max(body.tokens, default=0)
@@ -78,7 +80,7 @@ def detokenize(factory: RequestFactory, raw: bytes, _: Mapping[str, str]) -> Jso
     return {"prompt": b"".join(factory.tokenizer.piece(token) for token in body.tokens).decode(errors="replace")}
 
 
-def count_tokens(factory: RequestFactory, raw: bytes, headers: Mapping[str, str]) -> Json:
+def count_tokens(factory: RequestFactory, raw: bytes, headers: Mapping[str, str], caller: Caller) -> Json:
     """The number of tokens of a /v1/messages prompt."""
-    (prompt,) = factory.prompts(Messages(counting=True).parse(raw, headers))
+    (prompt,) = factory.prompts(Messages(counting=True).parse(raw, headers), caller)
     return {"input_tokens": len(unpack(prompt))}

@@ -26,6 +26,7 @@ class ChatBody(GenerationBody, frozen=True, kw_only=True):
     """Body of /v1/chat/completions.
 
     tools                   functions; tools of other kinds are left out
+    parallel_tool_calls     false: an answer that has to call makes one call (one that may call is free to make more)
     response_format         what form the content has; the engine keeps to it
     reasoning_effort        how hard to reason, as the model knows it; "none": not at all
     chat_template_kwargs    `thinking` or `enable_thinking`: whether to reason
@@ -38,6 +39,7 @@ class ChatBody(GenerationBody, frozen=True, kw_only=True):
     top_logprobs: TopLogprobs | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
     response_format: dict[str, Any] | None = None
     reasoning_effort: str | int | None = None
     chat_template_kwargs: TemplateOptions | None = None
@@ -73,6 +75,7 @@ class ChatBody(GenerationBody, frozen=True, kw_only=True):
             messages=self.messages or [],
             tools=tools,
             tool_choice=_tool_choice(self.tool_choice),
+            parallel=self.parallel_tool_calls is not False,
             response_format=self.response_format,
             reasoning_effort=self.reasoning_effort,
             thinking=options.thinking if options.enable_thinking is None else options.enable_thinking,

@@ -92,6 +92,7 @@ class Messages:
                 messages=messages_of(body),
                 tools=tools,
                 tool_choice=_tool_choice(body.tool_choice),
+                parallel=not (body.tool_choice or {}).get("disable_parallel_tool_use"),
                 response_format=response_format,
                 reasoning_effort=body.output_config.effort if body.output_config else None,
                 thinking=None if body.thinking is None else body.thinking.type != "disabled",

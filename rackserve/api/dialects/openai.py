@@ -196,7 +196,5 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 }
 """Fields with a known meaning that has no effect here, and the values that ask for nothing (besides null)."""
 
-HARMLESS = frozenset(
-    {"metadata", "parallel_tool_calls", "safety_identifier", "service_tier", "store", "user", "verbosity", "request_id"}
-)
+HARMLESS = frozenset({"metadata", "safety_identifier", "service_tier", "store", "user", "verbosity", "request_id"})
 """Fields accepted because they change nothing that a client could miss in the answer's form."""

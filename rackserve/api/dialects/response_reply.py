@@ -135,7 +135,7 @@ class ResponseReply:
             "tools": [_tool(tool) for tool in asked.tools or [] if tool.get("type") == "function"],
             "tool_choice": asked.tool_choice or "auto",
             "truncation": "disabled",
-            "parallel_tool_calls": True,
+            "parallel_tool_calls": asked.parallel_tool_calls is not False,
             "text": {"format": (asked.text.format if asked.text else None) or {"type": "text"}},
             "top_p": sampling.top_p,
             "presence_penalty": sampling.presence_penalty,

@@ -30,7 +30,7 @@ NOT_HERE: dict[str, tuple[Any, ...]] = {
 
 HARMLESS = frozenset(
     {
-        "client_metadata", "include", "max_tool_calls", "metadata", "parallel_tool_calls", "prompt_cache_retention",
+        "client_metadata", "include", "max_tool_calls", "metadata", "prompt_cache_retention",
         "safety_identifier", "service_tier", "store", "stream_options", "user",
     }
 )  # fmt: skip
@@ -61,6 +61,7 @@ class ResponseBody(msgspec.Struct, frozen=True, kw_only=True):
     instructions: str | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
     reasoning: Reasoning | None = None
     max_output_tokens: Count | None = None
@@ -96,6 +97,7 @@ class Responses:
                 messages=messages_of(body),
                 tools=tools,
                 tool_choice=tool_choice_of(body.tool_choice),
+                parallel=body.parallel_tool_calls is not False,
                 response_format=response_format,
                 reasoning_effort=None if body.reasoning is None else body.reasoning.effort,
             ),

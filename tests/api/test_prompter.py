@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import json
+from functools import cache
+from typing import Any
+
+import pytest
+
+from rackserve.api.ask import Conversation
+from rackserve.api.prompter import Prompter, Rendered
+from rackserve.base.errors import RequestError
+from rackserve.base.request import Constraint
+from rackserve.text.answers import ContentDelta, PlainParser
+from rackserve.text.chat import ChatTemplate
+from rackserve.text.constraints import ConstraintCompiler
+from rackserve.text.dsml import DsmlTemplate
+from rackserve.text.hermes_parser import HermesParser
+from rackserve.text.parsers import ParserChoice
+from rackserve.text.tokenizer import unpack
+from tests.text.small_model import CHATML, small_tokenizer
+
+USER = {"role": "user", "content": "hi"}
+CITIES = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"]}
+WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {**CITIES, "additionalProperties": False}}}
+NOTHING = {"type": "object", "properties": {"a": {"type": "null"}}, "required": ["a"], "additionalProperties": False}
+JSON = Constraint("json_schema", json.dumps(NOTHING))
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
+
+
+def hermes(constraint: Constraint | None = None, **fields: Any) -> Rendered:
+    prompter = Prompter(ChatTemplate(CHATML), ParserChoice("hermes"), small_tokenizer())
+    return prompter.render(Conversation(**{"messages": [USER], **fields}), constraint)
+
+
+def deepseek(constraint: Constraint | None = None, **fields: Any) -> Rendered:
+    prompter = Prompter(DsmlTemplate(), ParserChoice("deepseek_v41", "deepseek_v41"), small_tokenizer())
+    return prompter.render(Conversation(**{"messages": [USER], **fields}), constraint)
+
+
+def text(rendered: Rendered) -> str:
+    return rendered.text if isinstance(rendered.text, str) else "".join(piece.text for piece in rendered.text)
+
+
+@cache
+def compiler() -> ConstraintCompiler:
+    return ConstraintCompiler(small_tokenizer())
+
+
+def meets(rendered: Rendered, answer: str) -> bool:
+    """Whether the answer is whole under the constraint."""
+    assert rendered.constraint is not None
+    matcher = compiler()(rendered.constraint)
+    try:
+        for token in unpack(small_tokenizer().encode(answer)):
+            matcher.accept(token)
+    except RequestError:
+        return False
+    eos = small_tokenizer().eos_ids[0]
+    return matcher.is_done or bool(matcher.mask()[eos // 8] >> eos % 8 & 1)
+
+
+def test_tools_are_in_the_prompt_and_their_calls_are_read_unless_none_may_be_made() -> None:
+    offered = hermes(tools=[WEATHER])
+    assert "weather" in text(offered) and isinstance(offered.parser(), HermesParser) and offered.constraint is None
+    barred = hermes(tools=[WEATHER], tool_choice="none")
+    assert "weather" not in text(barred) and isinstance(barred.parser(), PlainParser)
+    assert isinstance(hermes().parser(), PlainParser)
+
+
+def test_an_answer_that_has_to_call_can_do_nothing_else() -> None:
+    required = hermes(tools=[WEATHER], tool_choice="required")
+    assert meets(required, CALL) and meets(required, f"{CALL}\n{CALL}")
+    for wrong in ("Oslo is cold", CALL.replace("Oslo", "Bern"), CALL.replace('"weather"', '"whether"'), ""):
+        assert not meets(required, wrong)
+    assert not meets(hermes(tools=[WEATHER], tool_choice="required", parallel=False), f"{CALL}\n{CALL}")
+    named = hermes(tools=[WEATHER], tool_choice="function:weather")
+    assert meets(named, CALL) and not meets(named, f"{CALL}\n{CALL}")
+
+
+def test_an_answer_with_a_form_may_still_call() -> None:
+    both = hermes(JSON, tools=[WEATHER])
+    assert meets(both, CALL) and meets(both, '{"a": null}') and not meets(both, "words")
+    assert hermes(JSON).constraint == JSON and hermes(JSON, tools=[WEATHER], tool_choice="none").constraint == JSON
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [WEATHER], "tool_choice": "function:other"}, "tool_choice"),
+        ({"tools": [WEATHER], "constraint": Constraint("regex", "a")}, "structured_outputs"),
+        ({"messages": []}, "messages"),
+        ({"messages": [USER, {"role": "assistant", "content": None}], "continue_last": True}, "messages"),
+    ],
+)
+def test_what_cannot_be_had_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        hermes(**fields)
+    assert caught.value.param == param
+
+
+def test_a_model_whose_calls_no_grammar_describes_calls_only_when_it_likes() -> None:
+    assert deepseek(tools=[WEATHER]).constraint is None
+    for fields in ({"tool_choice": "required"}, {"constraint": JSON}):
+        with pytest.raises(RequestError, match="tool_choice"):
+            deepseek(tools=[WEATHER], **fields)
+
+
+def test_an_answer_can_be_gone_on_with() -> None:
+    for render in (hermes, deepseek):
+        begun = text(render(messages=[USER, {"role": "assistant", "content": "The"}], continue_last=True))
+        assert begun.endswith("The") and begun[:-3] == text(render(thinking=False) if render is deepseek else render())
+
+
+def test_a_model_reasons_as_asked_and_not_in_front_of_a_form() -> None:
+    def reasons(rendered: Rendered) -> bool:
+        return ContentDelta("x") not in rendered.parser().feed("x")
+
+    assert reasons(deepseek()) and reasons(deepseek(thinking=True)) and reasons(deepseek(reasoning_effort="low"))
+    assert (
+        not reasons(deepseek(thinking=False)) and not reasons(deepseek(reasoning_effort="none")) and not reasons(deepseek(JSON))
+    )
+    with pytest.raises(RequestError) as caught:
+        deepseek(JSON, thinking=True)
+    assert caught.value.param == "thinking"
+
+
+def test_without_a_template_there_are_no_conversations() -> None:
+    with pytest.raises(RequestError) as caught:
+        Prompter(None, ParserChoice(), small_tokenizer()).render(Conversation(messages=[USER]), None)
+    assert caught.value.code == "no_chat_template"
