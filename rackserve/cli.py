@@ -48,6 +48,7 @@ GROUPS: dict[str, dict[str, Command]] = {
         "config": Command(
             "show settings and where each is from, or explain one", "config_command:add_arguments", "config_command:config"
         ),
+        "key": Command("make an API key and its entry for a key file", "keys_command:add_arguments", "keys_command:key"),
     },
     "measure": {
         "demo": Command(
