@@ -15,6 +15,7 @@ from typing import Protocol
 import msgspec
 from starlette.types import ASGIApp
 
+from rackserve.api.admission import Admission
 from rackserve.api.factory import RequestFactory
 from rackserve.api.gateway import Gateway
 from rackserve.api.guard import LOOPBACK, Guard, Sessions
@@ -161,7 +162,8 @@ async def open_server(settings: Settings, sinks: Sequence[Sink] = (), tap: Tap |
         opening = Opening(Health(state))
         sessions = Sessions()
         pages = page_routes(Feed(seen.view, seen.curve, lambda: state.draining), Door(keys, sessions))
-        guard = Guard(opening, keys, sessions, hosts=_hosts(settings), open_metrics=settings.security.open_metrics)
+        admission = Admission(opening, settings.limits.tenant_requests)
+        guard = Guard(admission, keys, sessions, hosts=_hosts(settings), open_metrics=settings.security.open_metrics)
         stop = asyncio.Event()
         running = _start_serving(RefusalLog(guard), listener, opening, state, stop, rack, settings.server.grace)
         try:

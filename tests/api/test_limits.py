@@ -15,6 +15,7 @@ from rackserve.base.errors import ConfigError
         ("messages", (0, 2**31)),
         ("choices", (0, 2**31)),
         ("preparing", (0, 2**31)),
+        ("tenant_requests", (0, 2**31)),
         ("threads", (0, 1025)),
         ("body_s", (0.0, math.nan, math.inf)),
         ("send_s", (-1.0, math.nan, 1e300)),

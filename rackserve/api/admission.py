@@ -1,0 +1,134 @@
+"""What holds for every call once it is let in: how many a tenant may have open, how long it may last, when to come again."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+
+import msgspec
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from rackserve.api.call import Caller
+from rackserve.api.dialects.message_reply import message_error
+from rackserve.api.errors import RETRY_AFTER_S, error_body, error_headers, failure
+from rackserve.base.errors import RequestError
+
+DEADLINE = "x-request-timeout"
+"""Header in which a client says how many seconds a call may last in all."""
+
+MAX_DEADLINE_S = 86_400.0
+MAX_RETRY_AFTER_S = 60
+KEPT_ENDS = 64
+"""Calls whose ends make the measured rate."""
+
+
+class Admission:
+    """Wraps the application, within the guard: counts POST calls by the tenant that the guard has put into the scope.
+
+    tenant_requests  open calls of one tenant; more are refused with 429 before their body is read
+    clock            seconds, rising
+    """
+
+    def __init__(self, app: ASGIApp, tenant_requests: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._app = app
+        self._tenant_requests = tenant_requests
+        self._clock = clock
+        self._open: Counter[str] = Counter()
+        self._ends: deque[float] = deque(maxlen=KEPT_ENDS)
+
+    @property
+    def num_open(self) -> int:
+        """Calls that have not ended, of all tenants."""
+        return self._open.total()
+
+    def retry_after(self) -> int:
+        """Seconds that the open calls take at the rate at which calls have ended of late, within bounds."""
+        if len(self._ends) < 2:
+            return RETRY_AFTER_S
+        seconds = self.num_open * (self._clock() - self._ends[0]) / len(self._ends)
+        return min(max(math.ceil(seconds), RETRY_AFTER_S), MAX_RETRY_AFTER_S)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST":
+            await self._app(scope, receive, send)
+            return
+        out = _Out(send, self.retry_after)
+        caller: Caller = scope.get("caller") or Caller()
+        try:
+            seconds = _deadline(Headers(scope=scope))
+            if self._open[caller.tenant] >= self._tenant_requests:
+                text = f"{self._tenant_requests} requests of this tenant are open (limits.tenant_requests)"
+                raise failure("overloaded", text)
+        except RequestError as error:
+            await out.fail(scope, error)
+            return
+        self._open[caller.tenant] += 1
+        try:
+            async with asyncio.timeout(seconds) as limit:
+                await self._app(scope, receive, out)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            await out.fail(scope, failure("timeout", f"the call lasted longer than its {DEADLINE}, {seconds:g} seconds"))
+        finally:
+            self._open[caller.tenant] -= 1
+            if not self._open[caller.tenant]:
+                del self._open[caller.tenant]
+            if out.status == 200:
+                self._ends.append(self._clock())
+
+
+class _Out:
+    """The way back to the client: knows how far the response is, and puts the measured wait into refusals for load."""
+
+    def __init__(self, send: Send, retry_after: Callable[[], int]) -> None:
+        self.status = 0
+        self._send = send
+        self._retry_after = retry_after
+        self._streams = False
+        self._ended = False
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            headers = MutableHeaders(raw=list(message["headers"]))
+            if self.status == 429:
+                headers["retry-after"] = str(self._retry_after())
+            self._streams = headers.get("content-type", "").startswith("text/event-stream")
+            message = {**message, "headers": headers.raw}
+        elif message["type"] == "http.response.body":
+            self._ended = not message.get("more_body", False)
+        await self._send(message)
+
+    async def fail(self, scope: Scope, error: RequestError) -> None:
+        """Tell `error` as far as the response still can: as a status, or as the last event of a stream."""
+        of_messages = scope["path"].startswith("/v1/messages")
+        body = msgspec.json.encode(message_error(error)) if of_messages else error_body(error)
+        if not self.status:
+            headers = {**error_headers(error), "content-length": str(len(body)), "connection": "close"}
+            raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+            await self({"type": "http.response.start", "status": error.status, "headers": raw})
+        elif self._streams and not self._ended:
+            body = b"event: error\ndata: " + body + b"\n\n"
+        else:
+            return
+        await self({"type": "http.response.body", "body": body})
+
+
+def _deadline(headers: Headers) -> float | None:
+    """Seconds that the client gives the call; none if it says nothing. Raises RequestError for what is no such number."""
+    text = headers.get(DEADLINE)
+    if text is None:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds <= MAX_DEADLINE_S:
+        text = f"{DEADLINE} must be a number of seconds above 0, at most {MAX_DEADLINE_S:g}"
+        raise RequestError(text, code="invalid_header", param=DEADLINE)
+    return seconds
