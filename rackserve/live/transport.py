@@ -1,7 +1,9 @@
 """Messages between processes: one ZeroMQ inlet per process, in Linux's abstract socket namespace, and an outlet per peer.
 
-A frame set is [secret, destination, sender process, sender incarnation, payload]. The secret keeps other users of the machine
-out; addresses contain a tag that only its holders can compute, so nobody can bind a name ahead of a restarted rank.
+A frame set is [secret, destination, sender process, sender incarnation, payload]. The kernel tells whose process connects, and
+those of other users are cut off before a byte of theirs is read: names in that namespace are no secret, and messages may be
+large. The secret keeps out other runs of the same user; addresses contain a tag that only its holders can compute, so nobody
+can bind a name ahead of a restarted rank.
 The destination is a node id, or a channel (`#...`) for what hosts tell each other beside messages.
 """
 
@@ -9,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 
@@ -110,6 +113,7 @@ class Wire:
         self._inlet: zmq.Socket[bytes] = self._context.socket(zmq.PULL)
         self._inlet.set_hwm(HIGH_WATER_MARK)
         self._inlet.setsockopt(zmq.MAXMSGSIZE, LARGEST_MESSAGE)
+        self._inlet.setsockopt(zmq.IPC_FILTER_UID, os.geteuid())
         self._inlet.bind(meeting.address(process, incarnation))
         self._descriptor = int(self._inlet.getsockopt(zmq.FD))
         loop.add_reader(self._descriptor, self._read)

@@ -1,7 +1,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import pickle
+import socket
+import sys
+from asyncio.subprocess import PIPE
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from random import Random
 
 import msgspec
 import pytest
@@ -109,6 +117,83 @@ def test_a_stranger_without_the_secret_reaches_nobody() -> None:
             await until(lambda: control.listener.messages)
         assert control.listener.texts == ["known"]
         assert control.listener.drops == []
+
+    trial(test)
+
+
+STRANGER = """
+import os, socket, sys
+os.setgroups([])
+os.setgid(65534)
+os.setuid(65534)
+peer = socket.socket(socket.AF_UNIX)
+peer.settimeout(5)
+peer.connect("\\0" + sys.argv[1])
+heard = b""
+try:
+    while part := peer.recv(1000):
+        heard += part
+except ConnectionError:
+    pass
+print(len(heard), flush=True)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user for a while")
+def test_another_user_who_knows_the_name_is_cut_off_unread() -> None:
+    async def test(meeting: Meeting, processes: list[Process]) -> None:
+        control, rank = pair(meeting)
+        processes += [control, rank]
+        name = meeting.address(CONTROL, 1).removeprefix("ipc://@")
+        nobody = await asyncio.create_subprocess_exec(sys.executable, "-c", STRANGER, name, stdout=PIPE)
+        assert (await nobody.communicate())[0] == b"0\n"  # not even a greeting
+        rank.send("router", "known")
+        await until(lambda: control.listener.messages)
+        assert control.listener.texts == ["known"] and not control.wire.dropped
+
+    trial(test)
+
+
+PICKLE = b"cposix\nsystem\n(S'touch %s'\ntR."
+
+
+def test_bytes_that_are_no_message_are_dropped_counted_and_not_executed(tmp_path: Path) -> None:
+    async def test(meeting: Meeting, processes: list[Process]) -> None:
+        control, rank = pair(meeting)
+        processes += [control, rank]
+        canary, draw = tmp_path / "canary", Random(1)
+        junk = [PICKLE % str(canary).encode(), pickle.dumps(Cancel), b"\xdf" + b"\xff" * 8, b"\xc6\xff\xff\xff\xff"]
+        junk += [draw.randbytes(draw.randrange(200)) for _ in range(200)]
+        with zmq.Context() as context, context.socket(zmq.PUSH) as outlet:
+            outlet.connect(meeting.address(CONTROL, 1))
+            for payload in junk:  # from one who knows no secret, then from one who does
+                outlet.send_multipart([payload])
+                outlet.send_multipart([meeting.secret, b"router", b"prefill0", b"1", payload])
+            await until(lambda: sum(control.wire.dropped.values()) == 2 * len(junk))
+            rank.send("router", "known")
+            await until(lambda: control.listener.messages)
+        assert control.wire.dropped["wrong secret"] == len(junk)
+        assert control.listener.texts == ["known"] and not canary.exists()
+
+    trial(test)
+
+
+def test_a_length_beyond_the_limit_ends_the_connection() -> None:
+    async def test(meeting: Meeting, processes: list[Process]) -> None:
+        control, rank = pair(meeting)
+        processes += [control, rank]
+        peer = socket.socket(socket.AF_UNIX)
+        peer.setblocking(False)
+        loop = asyncio.get_running_loop()
+        with peer:
+            await loop.sock_connect(peer, "\0" + meeting.address(CONTROL, 1).removeprefix("ipc://@"))
+            greeting = b"\xff" + b"\0" * 8 + b"\x7f\x03\x01NULL".ljust(54, b"\0")
+            await loop.sock_sendall(peer, greeting + b"\x02" + (1 << 62).to_bytes(8, "big"))
+            with suppress(ConnectionError):
+                while await asyncio.wait_for(loop.sock_recv(peer, 1000), 5):
+                    pass
+        rank.send("router", "known")
+        await until(lambda: control.listener.messages)
 
     trial(test)
 
