@@ -124,6 +124,8 @@ def read_grid(path: Path | str) -> Grid:
         raise FileFormatError(f"{path}: cannot be read ({error}); give a set-up file") from error
     except (ValueError, yaml.YAMLError) as error:
         raise FileFormatError(f"{path}: {' '.join(str(error).split())}; give a set-up file") from error
+    except RecursionError as error:
+        raise FileFormatError(f"{path}: nested too deeply; give a set-up file") from error
 
 
 def is_grid(path: Path | str) -> bool:
@@ -135,7 +137,7 @@ def is_grid(path: Path | str) -> bool:
         return False
     try:
         content = msgspec.json.decode(path.read_bytes())
-    except (OSError, msgspec.DecodeError):
+    except (OSError, msgspec.DecodeError, RecursionError):
         return False
     return isinstance(content, dict) and ("setup" in content or "grid" in content) and "rackserve_frontier" not in content
 

@@ -98,3 +98,7 @@ def test_set_up_files_are_told_from_results_and_bad_ones_are_named(tmp_path: Pat
         read_grid(tmp_path / "bad.toml")
     with pytest.raises(FileFormatError, match="cannot be read"):
         read_grid(tmp_path / "nothing.toml")
+    (tmp_path / "deep.json").write_text('{"setup":' + "[" * 20_000)
+    with pytest.raises(FileFormatError, match=r"deep\.json: nested too deeply"):
+        read_grid(tmp_path / "deep.json")
+    assert not is_grid(tmp_path / "deep.json")
