@@ -10,7 +10,21 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.e2e.rig import Answer, Rack, cold, command, complete, members, poll, prompt, serve, shared_memory, stream, until
+from tests.e2e.rig import (
+    Answer,
+    Rack,
+    cold,
+    command,
+    complete,
+    members,
+    metric,
+    poll,
+    prompt,
+    serve,
+    shared_memory,
+    stream,
+    until,
+)
 
 SIGNALS = [signal.SIGTERM, signal.SIGINT]
 
@@ -47,6 +61,48 @@ def test_a_drain_lets_running_answers_end_and_refuses_new_ones(
         rack.run(work)
         assert rack.command.ends(10.0) == 0
     assert rack.command.errors == ""
+
+
+def test_what_is_queued_when_a_drain_begins_ends_well(tmp_path: Path, digest: list[str]) -> None:
+    """One rank of each role that takes one request at a time: the others wait at their rank."""
+    running, queued = prompt("running", 2_000), [prompt(f"queued {number}", 500) for number in range(2)]
+
+    async def work(client: httpx.AsyncClient) -> None:
+        (first,) = await streams(client, [running], 100)
+        waiting = [asyncio.create_task(complete(client, ids, 5)) for ids in queued]
+
+        async def all_in() -> bool:
+            return await metric(client, "requests_received_total") == 3
+
+        await until(all_in, 5, "all arrived")
+        rack.command.signal(signal.SIGTERM)
+        for ids, count, answer in zip([running, *queued], (100, 5, 5), await asyncio.gather(first, *waiting), strict=True):
+            assert (answer.status, answer.error) == (200, "") and answer.tokens == cold(ids, count)
+
+    small = ["topology.prefill_workers=1", "scheduler.max_sequences=1", "scheduler.max_batched_tokens=16"]
+    with serve(tmp_path, *digest, *(part for setting in small for part in ("--set", setting))) as rack:
+        rack.run(work)
+        assert rack.command.ends(10.0) == 0
+    assert rack.command.errors == ""
+
+
+@pytest.mark.parametrize("worker", ["prefill0", "decode0"])
+def test_a_rank_that_is_told_to_end_costs_no_answer_and_comes_back(worker: str, tmp_path: Path, digest: list[str]) -> None:
+    prompts = [prompt(f"stream {name}", 900) for name in range(3)]
+
+    async def work(client: httpx.AsyncClient) -> None:
+        running = await streams(client, prompts, 250)
+        os.kill(pid := rack.pid_of(worker), signal.SIGTERM)
+        for ids, answer in zip(prompts, await asyncio.gather(*running), strict=True):
+            assert answer.error == "" and answer.tokens == cold(ids, 250), answer
+
+        async def is_back() -> bool:
+            return rack.pid_of(worker) not in (0, pid)
+
+        await until(is_back, 10, "another process has taken its place")
+
+    with serve(tmp_path, *digest) as rack:
+        rack.run(work)
 
 
 def test_an_answer_longer_than_the_grace_ends_with_an_error_event(tmp_path: Path, digest: list[str]) -> None:
