@@ -150,6 +150,8 @@ class _Body(httpx.AsyncByteStream):
                     left -= len(piece)
             else:
                 self._keeps = False
+                if early := connection.take():  # what came together with the head
+                    yield early
                 while await connection.more():
                     yield connection.take()
         except ValueError as error:

@@ -75,6 +75,10 @@ def test_bodies_of_every_framing_are_read_and_whole_answers_share_a_connection()
     assert connections == [0, 0, 0, 0, 1]
 
 
+def test_an_answer_that_ends_with_its_connection_is_whole_if_it_came_together_with_its_head() -> None:
+    assert fetch([HEAD + b"\r\nabc", b""]) == ([b"abc"], [0])
+
+
 def test_an_interim_answer_says_nothing_and_a_closing_one_is_not_used_again() -> None:
     continued: list[Piece] = [b"HTTP/1.1 100 Continue\r\n\r\n" + HEAD + b"content-length: 2\r\nConnection: close\r\n\r\nok"]
     got, connections = fetch(continued, continued)
