@@ -68,6 +68,8 @@ def prompts_of(path: Path) -> list[tuple[Chain, int]]:
             raise FileFormatError(f"{path}: is no Mooncake trace; give JSONL with `hash_ids` of {BLOCK_TOKENS}-token blocks")
         requests = requests_of(session.entries)
         prompts += [(extend_chain(b"", root, request.hash_ids, 1), request.input_tokens) for request in requests]
+    if not prompts:
+        raise FileFormatError(f"{path}: holds no request; give Mooncake's conversation trace")
     return prompts
 
 

@@ -81,3 +81,8 @@ def test_a_trace_of_sessions_is_refused(tmp_path: Path) -> None:
     session = {"id": "a", "block_size": 64, "requests": [{"t": 0, "type": "n", "in": 64, "out": 1, "hash_ids": [1]}]}
     with pytest.raises(FileFormatError, match="no Mooncake trace"):
         prompts_of(trace(tmp_path / "weka.jsonl", [session]))
+
+
+def test_a_trace_without_requests_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileFormatError, match=r"empty\.jsonl: holds no request"):
+        prompts_of(trace(tmp_path / "empty.jsonl", []))
