@@ -15,7 +15,7 @@ from rackserve.base.errors import ConfigError
 from rackserve.kernels.cpu.build import BUILT
 from rackserve.kernels.cpu.packing import BF16, GROUP, LANES, Bytes
 
-ABI = 1
+ABI = 2
 
 NEEDED: dict[str, frozenset[str]] = {
     "avx512": frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "f16c", "fma"}),
@@ -54,7 +54,7 @@ class Library:
         self.c.rk_decoder_logits.argtypes = [c_void_p, c_void_p, c_int32, c_void_p]
 
     def product(self, packed: Bytes, kind: int, rows: Floats) -> Floats:
-        """`rows` [n, inputs] times the matrix: float32 [n, outputs]. Quantised kinds round the rows to 8 bits in groups."""
+        """`rows` [n, inputs] times the matrix: float32 [n, outputs]. Quantised kinds round the rows to 16 bits in groups of 32."""
         view = view_of(packed, kind)
         out = np.empty((len(rows), view.outputs), np.float32)
         given = np.ascontiguousarray(rows, np.float32)

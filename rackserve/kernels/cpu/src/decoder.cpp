@@ -62,7 +62,7 @@ class Decoder {
           wide_(std::max({model.hidden, model.heads * model.head_dim, model.ffn})),
           hidden_(size_t(model.max_rows) * model.hidden), normed_(size_t(model.max_rows) * wide_),
           qkv_(size_t(model.max_rows) * qkv_width()), mixed_(size_t(model.max_rows) * model.heads * model.head_dim),
-          gates_(size_t(model.max_rows) * 2 * model.ffn), bytes_(size_t(model.max_rows) * wide_),
+          gates_(size_t(model.max_rows) * 2 * model.ffn), highs_(size_t(model.max_rows) * wide_), lows_(size_t(model.max_rows) * wide_),
           scales_(size_t(model.max_rows) * wide_ / GROUP), sums_(size_t(model.max_rows) * wide_ / GROUP),
           scratch_(team_.size()) {}
 
@@ -97,14 +97,14 @@ class Decoder {
     void multiply(int member, const Matrix& matrix, const float* rows, int count, float* out, int stride, bool add) {
         const int tiles = matrix.outputs / LANES, size = team_.size();
         const int begin = int(int64_t(tiles) * member / size) * LANES, end = int(int64_t(tiles) * (member + 1) / size) * LANES;
-        const Inputs inputs{bytes_.at(), scales_.at(), sums_.at(), rows};
+        const Inputs inputs{highs_.at(), lows_.at(), scales_.at(), sums_.at(), rows};
         product(matrix, inputs, count, begin, end, out, stride, add);
     }
 
     void quantise_row(const float* from, int row, int inputs, const Matrix& matrix) {
         if (matrix.kind == BF16) return;
         const size_t groups = inputs / GROUP;
-        quantise(from, inputs, bytes_.at(size_t(row) * inputs), scales_.at(row * groups), sums_.at(row * groups));
+        quantise(from, inputs, highs_.at(size_t(row) * inputs), lows_.at(size_t(row) * inputs), scales_.at(row * groups), sums_.at(row * groups));
     }
 
     void normalise(const float* from, const float* weight, float* to) const {
@@ -258,7 +258,7 @@ class Decoder {
     const int wide_;
     int rows_ = 0;
     Buffer<float> hidden_, normed_, qkv_, mixed_, gates_;
-    Buffer<int8_t> bytes_;
+    Buffer<int8_t> highs_, lows_;
     Buffer<float> scales_, sums_;
     std::vector<Task> tasks_;
     std::vector<std::pair<int, int>> pieces_;
@@ -273,7 +273,7 @@ class Decoder {
 
 extern "C" {
 
-int rk_abi() { return 1; }
+int rk_abi() { return 2; }
 
 const char* rk_path() {
 #if defined(__AVX512VNNI__)
@@ -316,14 +316,15 @@ int rk_decoder_logits(void* decoder, const int32_t* rows, int32_t count, float* 
 }
 
 void rk_product(const Matrix* matrix, const float* rows, int32_t count, float* out) {
-    std::vector<int8_t> bytes(size_t(count) * matrix->inputs);
-    std::vector<float> scales(bytes.size() / GROUP), sums(bytes.size() / GROUP);
+    std::vector<int8_t> highs(size_t(count) * matrix->inputs), lows(highs.size());
+    std::vector<float> scales(highs.size() / GROUP), sums(highs.size() / GROUP);
     for (int row = 0; matrix->kind != BF16 && row < count; row++) {
         const size_t groups = matrix->inputs / GROUP;
-        quantise(rows + size_t(row) * matrix->inputs, matrix->inputs, &bytes[size_t(row) * matrix->inputs], &scales[row * groups],
+        quantise(rows + size_t(row) * matrix->inputs, matrix->inputs, &highs[size_t(row) * matrix->inputs],
+                 &lows[size_t(row) * matrix->inputs], &scales[row * groups],
                  &sums[row * groups]);
     }
-    product(*matrix, {bytes.data(), scales.data(), sums.data(), rows}, count, 0, matrix->outputs, out, matrix->outputs, false);
+    product(*matrix, {highs.data(), lows.data(), scales.data(), sums.data(), rows}, count, 0, matrix->outputs, out, matrix->outputs, false);
 }
 
 void rk_unpack_row(const Matrix* matrix, int32_t output, float* row) { unpack_row(*matrix, output, row); }

@@ -4,7 +4,7 @@ namespace rackserve {
 
 namespace {
 
-constexpr int BLOCK = 8;  // rows whose sums are kept in registers at once; no effect on any bit
+constexpr int BLOCK = 6;  // rows whose sums are kept in registers at once; no effect on any bit
 
 inline int32_t quad_of(const int8_t* bytes) {
     int32_t quad;
@@ -35,24 +35,26 @@ template <int ROWS> void q4_block(const uint8_t* tile, int groups, const Inputs&
         _mm_prefetch((const char*)tile + 4288, _MM_HINT_T0);
         _mm_prefetch((const char*)tile + 4352, _MM_HINT_T0);
 #endif
-        const int8_t* bytes = in.bytes + size_t(row) * inputs + group * GROUP;
-        I32 sums[ROWS] = {};
+        const size_t begin = size_t(row) * inputs + group * GROUP;
+        I32 sums[ROWS] = {}, fine[ROWS] = {};
 #pragma GCC unroll 4
         for (int quad = 0; quad < 4; quad++) {
             const U32 packed = load<U32>(tile + 64 * quad);
             const I32 low = (I32)(packed & 0x0f0f0f0f), high = (I32)((packed >> 4) & 0x0f0f0f0f);
 #pragma GCC unroll 8
             for (int r = 0; r < ROWS; r++) {
-                const int8_t* at = bytes + size_t(r) * inputs + 4 * quad;
-                sums[r] = dot(sums[r], low, I32{} + quad_of(at));
-                sums[r] = dot(sums[r], high, I32{} + quad_of(at + 16));
+                const size_t at = begin + size_t(r) * inputs + 4 * quad;
+                sums[r] = dot(sums[r], low, I32{} + quad_of(in.highs + at));
+                fine[r] = dot(fine[r], low, I32{} + quad_of(in.lows + at));
+                sums[r] = dot(sums[r], high, I32{} + quad_of(in.highs + at + 16));
+                fine[r] = dot(fine[r], high, I32{} + quad_of(in.lows + at + 16));
             }
         }
         const F32 scale = from_half((const uint16_t*)(tile + 256)), offset = from_half((const uint16_t*)(tile + 288));
 #pragma GCC unroll 8
         for (int r = 0; r < ROWS; r++) {
             const size_t at = size_t(row + r) * groups + group;
-            total[r] = fma(to_float(sums[r]), scale * splat(in.scales[at]), total[r]);
+            total[r] = fma(to_float((sums[r] << 8) + fine[r]), scale * splat(in.scales[at]), total[r]);
             total[r] = fma(offset, splat(in.sums[at]), total[r]);
         }
     }
@@ -63,26 +65,27 @@ template <int ROWS> void q8_block(const uint8_t* tile, int groups, const Inputs&
 #if defined(__AVX512F__)
         for (int line = 0; line < 9; line++) _mm_prefetch((const char*)tile + 4608 + 64 * line, _MM_HINT_T0);
 #endif
-        const int8_t* bytes = in.bytes + size_t(row) * inputs + group * GROUP;
+        const size_t begin = size_t(row) * inputs + group * GROUP;
         // The inputs, moved by 128, are the unsigned side; what that adds is taken off with the sums of the weights.
         const I32 moved = __builtin_convertvector(load<U16>(tile + 544), I32) << 16 >> 16;
-        I32 sums[ROWS];
+        I32 sums[ROWS], fine[ROWS];
 #pragma GCC unroll 8
-        for (int r = 0; r < ROWS; r++) sums[r] = -(moved << 7);
+        for (int r = 0; r < ROWS; r++) sums[r] = fine[r] = -(moved << 7);
 #pragma GCC unroll 8
         for (int quad = 0; quad < 8; quad++) {
             const I32 weights = load<I32>(tile + 64 * quad);
 #pragma GCC unroll 8
             for (int r = 0; r < ROWS; r++) {
-                const int32_t given = quad_of(bytes + size_t(r) * inputs + 4 * quad) ^ int32_t(0x80808080);
-                sums[r] = dot(sums[r], I32{} + given, weights);
+                const size_t at = begin + size_t(r) * inputs + 4 * quad;
+                sums[r] = dot(sums[r], I32{} + (quad_of(in.highs + at) ^ int32_t(0x80808080)), weights);
+                fine[r] = dot(fine[r], I32{} + (quad_of(in.lows + at) ^ int32_t(0x80808080)), weights);
             }
         }
         const F32 scale = from_half((const uint16_t*)(tile + 512));
 #pragma GCC unroll 8
         for (int r = 0; r < ROWS; r++) {
             const size_t at = size_t(row + r) * groups + group;
-            total[r] = fma(to_float(sums[r]), scale * splat(in.scales[at]), total[r]);
+            total[r] = fma(to_float((sums[r] << 8) + fine[r]), scale * splat(in.scales[at]), total[r]);
         }
     }
 }
@@ -112,20 +115,25 @@ void block(const Matrix& m, const Inputs& in, int row, int output, float* out, i
 
 }  // namespace
 
-void quantise(const float* row, int inputs, int8_t* bytes, float* scales, float* sums) {
+void quantise(const float* row, int inputs, int8_t* highs, int8_t* lows, float* scales, float* sums) {
+    const U32 mask = U32{} + 0x7fffffff;
+    const F32 magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to a whole number
     for (int group = 0; group < inputs / GROUP; group++) {
         const F32 first = load<F32>(row + group * GROUP), second = load<F32>(row + group * GROUP + LANES);
-        const U32 mask = U32{} + 0x7fffffff;
         const F32 a = (F32)((U32)first & mask), b = (F32)((U32)second & mask);
         const float most = peak(a > b ? a : b);
-        const float scale = most / 127.0f, inverse = most > 0.0f ? 127.0f / most : 0.0f;
-        const F32 magic = splat(12582912.0f);
-        const I32 low = (I32)(first * splat(inverse) + magic) - 0x4b400000, high = (I32)(second * splat(inverse) + magic) - 0x4b400000;
-        store(bytes + group * GROUP, __builtin_convertvector(low, I8));
-        store(bytes + group * GROUP + LANES, __builtin_convertvector(high, I8));
-        const float total = sum(to_float(low + high));  // exact: whole numbers far below 2^24
-        scales[group] = scale;
-        sums[group] = scale * total;
+        const F32 inverse = splat(most > 0.0f ? PEAK / most : 0.0f);
+        I32 total = {};
+        for (int half = 0; half < 2; half++) {
+            const I32 whole = (I32)((half ? second : first) * inverse + magic) - 0x4b400000;
+            const I32 high = (whole + 128) >> 8;
+            const size_t at = size_t(group) * GROUP + half * LANES;
+            store(highs + at, __builtin_convertvector(high, I8));
+            store(lows + at, __builtin_convertvector(whole - (high << 8), I8));
+            total += whole;
+        }
+        scales[group] = most / PEAK;
+        sums[group] = scales[group] * sum(to_float(total));  // exact: whole numbers below 2^24
     }
 }
 

@@ -27,15 +27,19 @@ struct Matrix {
 
 inline size_t group_bytes(int kind) { return kind == Q4 ? 320 : kind == Q8 ? 576 : 1024; }
 
-// Rows that go into a product. Quantised ones: for each group the largest magnitude becomes 127.
+// Rows that go into a product. Quantised ones are 16-bit whole numbers, 256 * high + low; for each group the largest magnitude
+// becomes PEAK. Eight bits would do for speed, but change what a small model knows.
 struct Inputs {
-    int8_t* bytes;      // [rows][inputs]
+    int8_t* highs;      // [rows][inputs]
+    int8_t* lows;       // [rows][inputs]
     float* scales;      // [rows][inputs / 32]
-    float* sums;        // [rows][inputs / 32]: scale times the sum of bytes
+    float* sums;        // [rows][inputs / 32]: scale times the sum of the numbers
     const float* rows;  // [rows][inputs], for BF16
 };
 
-void quantise(const float* row, int inputs, int8_t* bytes, float* scales, float* sums);
+constexpr float PEAK = 32512.0f;  // 127 * 256
+
+void quantise(const float* row, int inputs, int8_t* highs, int8_t* lows, float* scales, float* sums);
 
 // out[row][first .. end) for outputs first to end (multiples of 16); `add`: onto what is there. `stride`: floats between rows.
 void product(const Matrix& matrix, const Inputs& inputs, int rows, int first, int end, float* out, int stride, bool add);
