@@ -2,12 +2,13 @@
 
 Addresses are `ipc://@name` (Linux's abstract sockets, gone with their process), `ipc:///path` and `tcp://host:port`. Numbers
 are little-endian. The owner begins with HELLO and an OWNED per table; then requests, each a REQUEST and its row ids (int64),
-are answered in order by a REPLY and its bytes: the rows, or the text of an error. Rows are no secret, and whoever answers at
-a listed address is believed: use networks of the rack alone.
+are answered in order by a REPLY and its bytes: the rows, or the text of an error. Of Unix sockets only processes of the owner's
+user are served. Over TCP anyone is, and whoever answers at a listed address is believed: use networks of the rack alone.
 """
 
 from __future__ import annotations
 
+import os
 import select
 import socket
 import struct
@@ -41,6 +42,8 @@ OWNED = struct.Struct("<Iqq")
 ACCEPT_PAUSE_S = 0.05
 """Before an owner that could not take a connection tries again."""
 
+CREDENTIALS = struct.Struct("=iII")
+"""Process, user and group at the other end of a Unix socket."""
 REQUEST = struct.Struct("<QII")
 """Number of the request, layer, number of rows."""
 REPLY = struct.Struct("<Q?Q")
@@ -114,6 +117,9 @@ class ShardServer:
                 if self._closing.wait(ACCEPT_PAUSE_S):
                     return
                 continue  # short of descriptors, for example: connections will end
+            if not _may_connect(peer):
+                peer.close()
+                continue
             self._connections.add(peer)
             self._threads = [each for each in self._threads if each.is_alive()]
             self._threads.append(self._start(partial(self._serve, peer)))
@@ -286,6 +292,14 @@ class _Connection:
                 _, reply = self._waiting.popitem()
                 text = f"the owner of Engram rows at {self._address} is gone ({why}); start it again"
                 reply.set_exception(ResourceError(text))
+
+
+def _may_connect(peer: socket.socket) -> bool:
+    """Whether the other side of a Unix socket is of our user, as the kernel says; of TCP nothing is known."""
+    if peer.family != socket.AF_UNIX:
+        return True
+    _, user, _ = CREDENTIALS.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size))
+    return bool(user == os.geteuid())
 
 
 def _receive(peer: socket.socket, size: int) -> Rows:

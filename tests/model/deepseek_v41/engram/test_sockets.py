@@ -117,6 +117,27 @@ def test_large_requests_may_be_sent_before_any_answer_is_taken(server: ShardServ
     link.close()
 
 
+STRANGER = """
+import os, socket, sys
+os.setuid(65534)
+peer = socket.socket(socket.AF_UNIX)
+peer.settimeout(5)
+peer.connect("\\0" + sys.argv[1])
+print(len(peer.recv(1)))
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user for a while")
+def test_another_user_of_the_machine_is_not_served(tmp_path: Path) -> None:
+    name = f"rackserve-test-{os.getpid()}-mine"
+    with ShardServer(f"ipc://@{name}", MappedLink(made_up(tmp_path))) as server:
+        words = [sys.executable, "-c", STRANGER, name]
+        assert subprocess.run(words, stdout=subprocess.PIPE, check=True, timeout=20).stdout == b"0\n"
+        link = SocketLink(server.address, owned(), WIDTH)
+        assert np.array_equal(link.fetch(1, np.array([5]))(), stored(1)[[5]])
+        link.close()
+
+
 def test_several_links_share_an_owner(server: ShardServer) -> None:
     links = [SocketLink(server.address, owned(), WIDTH) for _ in range(3)]
     asked = [link.fetch(3, np.array([number, 500])) for number, link in enumerate(links)]
