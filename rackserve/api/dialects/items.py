@@ -45,24 +45,26 @@ class ItemList:
     """The items of one choice. Neighbouring pieces of a kind are one item; a call is one item.
 
     A finished call ends where it ends; reasoning and text end when something else begins or the answer does, and with it ends
-    whatever was cut off.
+    whatever was cut off. All log-probabilities stand with the first text: which tokens made which item is not known.
     """
 
-    __slots__ = ("_calls", "_open", "items")
+    __slots__ = ("_calls", "_early", "_open", "_text", "items")
 
     def __init__(self) -> None:
         self.items: list[Item] = []
         self._open: int | None = None  # the reasoning or text that still grows
+        self._text: int | None = None  # the first text
+        self._early: tuple[TokenEntry, ...] = ()  # log-probabilities that came before it
         self._calls: dict[int, int] = {}  # number of a call -> its item
 
     def feed(self, delta: Delta) -> Iterator[Change]:
         """What `delta` changes, in order."""
         for part in delta.parts:
             yield from self._part(part)
-        if delta.entries:
-            yield from self._grow("text", "")
-            assert self._open is not None
-            self.items[self._open].entries += delta.entries
+        if self._text is None:
+            self._early += delta.entries
+        else:
+            self.items[self._text].entries += delta.entries
         if delta.ending is not None:
             yield from self._close(whole=delta.ending.finish == "stop")
             for index in self._calls.values():
@@ -95,7 +97,11 @@ class ItemList:
         if self._open is None or self.items[self._open].kind != kind:
             yield from self._close(whole=True)
             self._open = len(self.items)
-            yield self._begin(Item(kind))
+            if kind == "text" and self._text is None:
+                self._text = self._open
+                yield self._begin(Item(kind, entries=self._early))
+            else:
+                yield self._begin(Item(kind))
         if text:
             item = self.items[self._open]
             item.text += text
