@@ -22,7 +22,19 @@ class _Mailbox:
     Outputs that wait are joined into one, so a slow reader costs at most `max_tokens` tokens of memory and loses nothing.
     """
 
-    __slots__ = ("_index", "_limit", "_logprobs", "_request", "_tokens", "cancelled", "changed", "last", "received", "running")
+    __slots__ = (
+        "_index",
+        "_limit",
+        "_logprobs",
+        "_prompt_logprobs",
+        "_request",
+        "_tokens",
+        "cancelled",
+        "changed",
+        "last",
+        "received",
+        "running",
+    )
 
     def __init__(self, request: Request) -> None:
         self._request = request.id
@@ -30,6 +42,7 @@ class _Mailbox:
         self._index = 0  # output number of the first unread token
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprobs] = []
+        self._prompt_logprobs: tuple[TokenLogprobs, ...] = ()
         self.received = 0
         self.last: Output | None = None
         self.running = True  # the frontend has not said that the request ended
@@ -53,6 +66,7 @@ class _Mailbox:
         self.received += len(tokens)
         self._tokens += tokens
         self._logprobs += output.logprobs[max(0, seen) :]
+        self._prompt_logprobs = self._prompt_logprobs or output.prompt_logprobs
         if not self.running:
             self.last = output
         self.changed.set()
@@ -66,14 +80,16 @@ class _Mailbox:
     def take(self) -> Output:
         """Everything unread as one output; the final one once nothing more will come."""
         index, tokens, logprobs = self._index, tuple(self._tokens), tuple(self._logprobs)
+        prompt, self._prompt_logprobs = self._prompt_logprobs, ()
         self._index += len(tokens)
         self._tokens.clear()
         self._logprobs.clear()
         self.changed.clear()
         end = self.last
         if end is None:
-            return Output(self._request, index, tokens, logprobs=logprobs)
-        return Output(self._request, index, tokens, end.finish, end.error, end.detail, end.usage, end.attempts, logprobs)
+            return Output(self._request, index, tokens, logprobs=logprobs, prompt_logprobs=prompt)
+        ended = (end.finish, end.error, end.detail, end.usage, end.attempts)
+        return Output(self._request, index, tokens, *ended, logprobs, prompt)
 
 
 class Gateway:

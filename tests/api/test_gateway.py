@@ -9,6 +9,7 @@ from rackserve.api.gateway import Gateway
 from rackserve.base.errors import InvariantError
 from rackserve.base.messages import Cancel, Message, Output, Submit
 from rackserve.base.request import Request, Usage
+from rackserve.base.step import TokenLogprobs
 from tests.api.rig import Script, ScriptedFrontend, run, text
 
 
@@ -57,6 +58,20 @@ def test_outputs_that_wait_for_a_slow_reader_are_joined() -> None:
         assert await first == Output("r", 0, (0, 1, 2, 3), finish="length")
         assert [output async for output in stream] == []
         assert [type(message) for message in wire.sent] == [Submit]
+
+    run(scene())
+
+
+def test_scores_of_the_prompt_reach_the_reader_once_however_late_it_reads() -> None:
+    async def scene() -> None:
+        gateway = Gateway(Wire())
+        reading = asyncio.create_task(collect(gateway, request()))
+        await asyncio.sleep(0)
+        scores = (TokenLogprobs(-0.5, ()), TokenLogprobs(-1.0, ()))
+        gateway.handle(Output("r", 0, (5,), prompt_logprobs=scores))
+        gateway.handle(Output("r", 1, (6,), finish="stop", usage=Usage(5, 0, 2)))
+        outputs = await reading
+        assert [output.prompt_logprobs for output in outputs if output.prompt_logprobs] == [scores]
 
     run(scene())
 
