@@ -114,7 +114,7 @@ class SimHost:
                 return
 
     def deliver(self, name: NodeId, message: Message) -> None:
-        """Have node `name` handle `message` now, if it is there: only at the end of an action, never while a node is at work."""
+        """Have node `name` handle `message` now, if it is there: at the end of an action, never while a node is at work."""
         node = self.nodes.get(name)
         if node is not None:
             self.num_events += 1

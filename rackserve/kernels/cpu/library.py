@@ -54,7 +54,7 @@ class Library:
         self.c.rk_decoder_logits.argtypes = [c_void_p, c_void_p, c_int32, c_void_p]
 
     def product(self, packed: Bytes, kind: int, rows: Floats) -> Floats:
-        """`rows` [n, inputs] times the matrix: float32 [n, outputs]. Quantised kinds round the rows to 16 bits in groups of 32."""
+        """`rows` [n, inputs] times the matrix: float32 [n, outputs]. Quantised kinds round rows to 16 bits in groups of 32."""
         view = view_of(packed, kind)
         out = np.empty((len(rows), view.outputs), np.float32)
         given = np.ascontiguousarray(rows, np.float32)
