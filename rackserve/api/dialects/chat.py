@@ -115,7 +115,7 @@ class Chat:
     """The dialect of /v1/chat/completions."""
 
     def parse(self, raw: bytes, headers: Mapping[str, str]) -> Ask:
-        body, unknown = parse(raw, ChatBody, UNSUPPORTED)
+        body, unknown = parse(raw, ChatBody, UNSUPPORTED | {"echo": (False,), "prompt": ()})
         if body.top_logprobs is not None and not body.logprobs:
             raise RequestError("top_logprobs needs logprobs: true", param="top_logprobs")
         conversation, skipped = body.conversation()

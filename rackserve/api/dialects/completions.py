@@ -18,6 +18,20 @@ from rackserve.api.dialects.openai_replies import Json, OpenAiReply, event, fini
 from rackserve.api.errors import error_body
 from rackserve.base.errors import RequestError
 
+OF_CHATS: dict[str, tuple[Any, ...]] = {
+    "chat_template_kwargs": ({},),
+    "continue_final_message": (False,),
+    "max_completion_tokens": (),
+    "messages": (),
+    "parallel_tool_calls": (True,),
+    "reasoning_effort": ("none",),
+    "response_format": ({"type": "text"},),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "top_logprobs": (),
+}
+"""Fields of the other endpoint, with the values that ask for nothing."""
+
 
 class CompletionBody(GenerationBody, frozen=True, kw_only=True):
     """Body of /v1/completions. `prompt`: a text, a list of token ids, or a list of either.
@@ -39,7 +53,7 @@ class Completions:
     """The dialect of /v1/completions."""
 
     def parse(self, raw: bytes, headers: Mapping[str, str]) -> Ask:
-        body, unknown = parse(raw, CompletionBody, UNSUPPORTED)
+        body, unknown = parse(raw, CompletionBody, UNSUPPORTED | OF_CHATS)
         if body.max_tokens == 0 and not body.echo:
             raise RequestError("max_tokens must be at least 1, or 0 with echo: true", param="max_tokens", code="invalid_type")
         ask = body.ask("completion", headers, unknown)

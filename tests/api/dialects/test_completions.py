@@ -2,11 +2,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from rackserve.api.dialects import body as bodies
 from rackserve.api.dialects.chat import ChatBody
-from rackserve.api.dialects.completions import CompletionBody, prompts_of
+from rackserve.api.dialects.completions import OF_CHATS, CompletionBody, Completions, prompts_of
 from rackserve.api.dialects.openai import UNSUPPORTED
 from rackserve.base.errors import RequestError
 
@@ -48,3 +49,12 @@ def test_logprobs_mean_alternatives_per_token() -> None:
     ]
     chats = (b"{}", b'{"logprobs": true}', b'{"logprobs": true, "top_logprobs": 2}', b'{"logprobs": false}')
     assert [parse(raw, ChatBody)[0].num_top_logprobs for raw in chats] == [-1, 0, 2, -1]
+
+
+@pytest.mark.parametrize("field", sorted(OF_CHATS))
+def test_fields_of_chats_are_refused_unless_they_ask_for_nothing(field: str) -> None:
+    for value in OF_CHATS[field]:
+        Completions().parse(msgspec.json.encode({"prompt": "a", field: value}), {})
+    with pytest.raises(RequestError) as caught:
+        Completions().parse(msgspec.json.encode({"prompt": "a", field: ["something"]}), {})
+    assert (caught.value.param, caught.value.code) == (field, "unsupported_parameter")
