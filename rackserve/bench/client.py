@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Literal
+from typing import Annotated, Literal
 
 import httpx
 import msgspec
@@ -69,13 +69,17 @@ class _Failure(Exception):
         self.kind = kind
 
 
+Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
+"""Tokens that a server says it used: other numbers are a bad response, not a fast server."""
+
+
 class _Details(msgspec.Struct):
-    cached_tokens: int | None = 0
+    cached_tokens: Count | None = 0
 
 
 class _Usage(msgspec.Struct):
-    prompt_tokens: int
-    completion_tokens: int = 0
+    prompt_tokens: Count
+    completion_tokens: Count = 0
     prompt_tokens_details: _Details | None = None
 
 

@@ -68,7 +68,7 @@ def read_sessions(path: Path | str, limit: int | None = None) -> Iterator[Sessio
     """Sessions of a trace file, or of all .json, .jsonl and .gz files in a directory by name, at most `limit`.
 
     The format (Weka, native or compact; Mooncake; rackserve's own) is seen from each file's first document. A malformed line
-    raises FileFormatError with "path:line: what is wrong".
+    raises FileFormatError with "path:line: what is wrong", a trace without sessions one that names it.
     """
     path = Path(path)
     files = [path]
@@ -89,3 +89,5 @@ def read_sessions(path: Path | str, limit: int | None = None) -> Iterator[Sessio
                 raise FileFormatError(f"{file}:{line}: {error}; correct or remove this session") from None
             count += 1
             yield session
+    if not count:
+        raise FileFormatError(f"{path}: holds no session; give a trace with at least one")

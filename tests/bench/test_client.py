@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from rackserve.base.errors import ConfigError
 from rackserve.base.keys import CacheNamespace
 from rackserve.base.units import to_ns
-from rackserve.bench.client import Target, replay_over_http
+from rackserve.bench.client import Target, _Usage, replay_over_http
 from rackserve.bench.closed_loop import Replay
 from rackserve.bench.ideal import IdealCache
 from rackserve.bench.metrics import summarize
@@ -317,3 +318,9 @@ def test_senseless_targets_are_refused() -> None:
     with pytest.raises(ConfigError, match="request_deadline_s"):
         Target("http://x", "m", request_deadline_s=0)
     assert Target("http://x:1/", "m").path == "http://x:1/v1/completions"
+
+
+@pytest.mark.parametrize("usage", [{"prompt_tokens": -1}, {"prompt_tokens": 1, "completion_tokens": 10**30}])
+def test_usage_that_cannot_be_is_a_bad_response(usage: dict[str, int]) -> None:
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.json.decode(json.dumps(usage), type=_Usage)

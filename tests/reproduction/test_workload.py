@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rackserve.base.errors import ConfigError
+from rackserve.base.errors import ConfigError, FileFormatError
 from rackserve.bench.session import Session, TraceRequest, requests_of
 from rackserve.bench.synth import synthesize
 from rackserve.reproduction.workload import agent_sessions, coarsened
@@ -36,3 +36,9 @@ def test_sessions_come_from_a_trace_or_are_drawn() -> None:
     assert [session.id for session in agent_sessions(2, 256)] == ["synthetic00000", "synthetic00001"]
     assert len(agent_sessions(3, 256, DEMO)) == 3
     assert agent_sessions(2, 256) == agent_sessions(2, 256)
+
+
+def test_a_trace_without_sessions_is_named(tmp_path: Path) -> None:
+    (tmp_path / "empty.jsonl").write_text("")
+    with pytest.raises(FileFormatError, match="empty"):
+        agent_sessions(2, 256, tmp_path / "empty.jsonl")

@@ -84,5 +84,5 @@ def test_a_trace_of_sessions_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_trace_without_requests_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(FileFormatError, match=r"empty\.jsonl: holds no request"):
+    with pytest.raises(FileFormatError, match=r"empty\.jsonl: holds no (request|session)"):
         prompts_of(trace(tmp_path / "empty.jsonl", []))
