@@ -134,12 +134,14 @@ def _ours(row: Row) -> str:
 
 
 def _misses(rows: Sequence[Row]) -> list[str]:
-    lines = []
+    lines, num_not_run = [], 0
     for row in rows:
         if row.label != "predicted" or row.near:
             continue
-        known = row.prediction.way != "not simulated"
-        reasons = [row.prediction.note, REASONS.get(row.name, "") if known else ""]
+        if row.prediction.way == "not simulated":  # the table says so of each
+            num_not_run += 1
+            continue
+        reasons = [row.prediction.note, REASONS.get(row.name, "")]
         if row.prediction.elasticity is not None:
             moved = abs(row.prediction.elasticity)
             reasons.append(f"1 % of step time moves it by {moved:.1f} %")
@@ -147,6 +149,8 @@ def _misses(rows: Sequence[Row]) -> list[str]:
             reasons.append("the published figure lies within the band")
         given = "; ".join(reason for reason in reasons if reason) or "no reason is known"
         lines.append(f"- {row.figure.what}: {given}.")
+    if num_not_run:
+        lines.append(f"- Without a value, as their set-ups were not run: {num_not_run}.")
     return lines or ["None."]
 
 

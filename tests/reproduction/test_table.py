@@ -59,7 +59,7 @@ def test_every_figure_assumption_and_miss_is_printed() -> None:
     for figure in published().values():
         assert f"| {figure.what} |" in text
     assert "## Assumptions" in text and "None was run." in text
-    assert "3 x DEP2: median TTFT, pool: its set-up was not run." in text
+    assert "- Without a value, as their set-ups were not run: 15." in text and "- 3 x DEP2" not in text
     full = markdown(rows_of(published(), predict(RUNS)), RUNS, "head")
     assert "| three-pool | 1,000 |" in full and "1 % of step time moves it by" in full
 
