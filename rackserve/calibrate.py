@@ -15,7 +15,9 @@ from rackserve.bench.records import read_recording
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """The command's options."""
-    command.add_argument("recordings", nargs="+", metavar="FILE", help="recordings of live runs, as demo and bench write them")
+    command.add_argument(
+        "recordings", nargs="+", metavar="FILE", help="recordings of live runs with their steps, as demo writes them"
+    )
     command.add_argument("--out", metavar="FILE", help="write the costs there, for `simulate --costs`")
 
 
@@ -31,7 +33,8 @@ def run_calibrate(options: argparse.Namespace) -> int:
     costs = calibrate(*(recording.events for _, recording in recordings))
     if not costs:
         raise ConfigError(
-            f"{', '.join(options.recordings)}: no role ran {MIN_STEPS} steps that were recorded; record a longer run of a rack"
+            f"{', '.join(options.recordings)}: no role ran {MIN_STEPS} steps that were recorded; "
+            "record a longer run of a rack with demo (what bench records holds no steps)"
         )
     for role, cost in costs.items():
         print(role)
