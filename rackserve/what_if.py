@@ -119,9 +119,18 @@ def write_results(
         (folder / "summary.json").write_bytes(msgspec.json.format(content, indent=2) + b"\n")
         if points:
             write_frontier(folder / "frontier.json", Curve(name or folder.resolve().name, points))
-            write_curve_report(folder / "curves.html", curves, comparisons, title="rackserve sim")
+            about = f"all set-ups: {shared_settings([result.variant.setup for result in results])}; {TRUST}"
+            write_curve_report(folder / "curves.html", curves, comparisons, title="rackserve sim", about=about)
     except OSError as error:
         raise FileFormatError(f"{folder}: cannot be written ({error.strerror}); choose another with --out") from error
+
+
+def shared_settings(setups: Sequence[SimulatedSetup]) -> str:
+    """What is the same in all of these set-ups, as NAME=VALUE: a page must say which rack it shows. Seeds are left out."""
+    first, *others = [msgspec.to_builtins(setup) for setup in setups]
+    return " ".join(
+        f"{name}={value}" for name, value in first.items() if name != "seed" and all(other[name] == value for other in others)
+    )
 
 
 def pairs_of(

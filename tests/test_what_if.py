@@ -61,6 +61,9 @@ def test_configurations_are_compared_over_five_paired_seeds(
     assert {point.label for point in read_curve(tmp_path).points} == {"pool=true", "pool=false"}
     page = (tmp_path / "curves.html").read_text()
     assert "pool=false over pool=true" in page and "SATURATED" not in page
+    about = page.split("<h1>")[1].split("</header>")[0]
+    assert "all set-ups: chip=vr prefill_groups=2 " in about and "not calibrated" in about, "which rack it shows"
+    assert "pool=" not in about and "seed=" not in about and "concurrency=" not in about, "what differs stands at the points"
     again, _, progress = run(capsys, *words)
     assert again == 0 and len(made_up) == 20 and "simulated" not in progress, "nothing runs twice"
 

@@ -18,12 +18,16 @@ def render_curves(
     comparisons: Sequence[CurveComparison] = (),
     costs: Mapping[str, Sequence[Cost]] | None = None,
     title: str = "rackserve curves",
+    about: str = "",
 ) -> str:
-    """The page as text: comparisons first, then the curves, then the definitions of all figures."""
+    """The page as text: comparisons first, then the curves, then the definitions of all figures.
+
+    Under the title stands `about`, or else the curves' names.
+    """
     over = "".join(multiples_section(result, costs or {}) for result in comparisons)
     items = "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in DEFINITIONS.items())
     rules = f"<details><summary>How each figure is defined</summary><dl>{items}</dl></details>"
-    return page(title, ", ".join(curve.name for curve in curves), over + curves_section(curves) + rules)
+    return page(title, about or ", ".join(curve.name for curve in curves), over + curves_section(curves) + rules)
 
 
 def write_curve_report(
@@ -32,6 +36,7 @@ def write_curve_report(
     comparisons: Sequence[CurveComparison] = (),
     costs: Mapping[str, Sequence[Cost]] | None = None,
     title: str = "rackserve curves",
+    about: str = "",
 ) -> None:
     """Write the page of `render_curves` to `path`."""
-    Path(path).write_text(render_curves(curves, comparisons, costs, title), encoding="utf-8")
+    Path(path).write_text(render_curves(curves, comparisons, costs, title, about), encoding="utf-8")

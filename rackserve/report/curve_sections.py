@@ -25,8 +25,8 @@ STEPS = 12
 
 
 def name_of(curve: Curve, label: str) -> str:
-    """A configuration among several curves."""
-    return f"{curve.name}: {label}" if label else curve.name
+    """A configuration among several curves; one named like its curve is not named twice."""
+    return f"{curve.name}: {label}" if label not in ("", curve.name) else curve.name
 
 
 def tip_of(curve: Curve, point: OperatingPoint) -> str:

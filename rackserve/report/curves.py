@@ -211,7 +211,8 @@ def explain(above: Line, below: Line, match: Match, tolerance: float = TOLERANCE
         parts.append(f"{above.name} gives up more of its peak than {below.name}, so its lead shrinks with speed")
     parts.append(_steepness(above, below, match, tolerance))
     parts += [text for line in (above, below) if (text := _what_happened(line, match.interactivity))]
-    where = [f"{label} ({line.name})" for line in (above, below) if (label := line.label_at(match.interactivity))]
+    labels = [(line.label_at(match.interactivity), line.name) for line in (above, below)]
+    where = [f"{label} ({name})" for label, name in labels if label not in ("", name)]
     if where:
         parts.append(f"The configuration there is {' and '.join(where)}")
     return ". ".join(parts) + "."

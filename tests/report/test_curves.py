@@ -79,6 +79,12 @@ def test_the_paragraph_explains_the_multiple_that_was_asked_for_from_the_data() 
     assert "at 150 tok/s/user" in plain and "means nothing" not in plain
 
 
+def test_a_configuration_named_like_its_curve_is_not_named_twice() -> None:
+    single = Curve("bench", (msgspec.structs.replace(OLD.points[0], label="bench"),))
+    text = compare_curves(NEW, single).text
+    assert "The configuration there is" in text and "(new)" in text and "(bench)" not in text
+
+
 def test_without_a_speed_the_largest_multiple_is_explained() -> None:
     result = compare_curves(NEW, OLD)
     largest = max(match.ratio or 0 for match in result.matches)
