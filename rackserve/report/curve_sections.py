@@ -13,7 +13,7 @@ from rackserve.bench.frontier import MEASURES, Curve, Measure, OperatingPoint, f
 from rackserve.bench.statistics import COVERAGE
 from rackserve.report.charts import SHAPES, Mark, Series, curve_chart
 from rackserve.report.compare import text_of
-from rackserve.report.curves import RULE, Cost, CurveComparison, Line
+from rackserve.report.curves import RULE, Cost, CurveComparison, Line, Match
 from rackserve.report.pieces import data_table, figure, legend
 
 SPEED = "interactivity: tokens/s/user, 1 / p90(TPOT)"
@@ -273,6 +273,14 @@ def multiples_section(result: CurveComparison, costs: Mapping[str, Sequence[Cost
     )
 
 
+def _verdict(match: Match) -> str:
+    if match.ratio is None:
+        return "–"
+    if match.useless:
+        return "no number: bounds too far apart"
+    return "either may lead" if match.undecided else "holds"
+
+
 def _matches_table(result: CurveComparison) -> str:
     above, below = result.names
     heads = (
@@ -290,9 +298,8 @@ def _matches_table(result: CurveComparison) -> str:
     rows = []
     for m in result.matches:
         figures = (m.interactivity, m.above, m.below, m.ratio, m.low, m.high, m.elasticity)
-        verdict = "–" if m.ratio is None else "no number: bounds too far apart" if m.useless else "holds"
         shares = (text_of(share, "share") for share in (m.kept_above, m.kept_below))
-        rows.append((*("∞" if value == inf else text_of(value, "number") for value in figures), *shares, verdict))
+        rows.append((*("∞" if value == inf else text_of(value, "number") for value in figures), *shares, _verdict(m)))
     rows.append(("peak", *(text_of(v, "number") for v in (*result.peaks, result.peak_ratio)), *("–",) * 3, "100%", "100%", ""))
     return data_table("multiples", heads, rows, texts=0)
 

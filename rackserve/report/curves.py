@@ -118,6 +118,11 @@ class Match(msgspec.Struct, frozen=True):
         """Whether the bounds lie so far apart that the ratio says nothing."""
         return self.low is not None and self.high is not None and self.high > USELESS_ABOVE * self.low
 
+    @property
+    def undecided(self) -> bool:
+        """Whether either curve may be the higher one, by the bounds."""
+        return self.low is not None and self.high is not None and self.low < 1 < self.high
+
 
 class CurveComparison(msgspec.Struct, frozen=True):
     """The first curve over the second, by one throughput; `ends` are the fastest points' interactivities.

@@ -91,6 +91,10 @@ def test_multiples_stand_with_their_bounds_and_verdict() -> None:
     assert cliff[1:6] == ["1,700,000", "29,000", "58.6", "21.4", "∞"] and cliff[-1] == "no number: bounds too far apart"
     [peak] = [row for row in rows if row and row[0] == "peak"]
     assert peak[3] == "2.71"
+    held = [row[-1] for row in rows if row and row[0] == "300"]
+    assert held == ["holds"]
+    same = multiples_section(compare_curves(OLD, msgspec.structs.replace(OLD, name="same")), {})
+    assert "either may lead" in same and ">holds<" not in same
     assert "67.5% against 3.1%" in page and "<h3>Cost</h3>" not in page
 
 

@@ -79,6 +79,15 @@ def test_the_paragraph_explains_the_multiple_that_was_asked_for_from_the_data() 
     assert "at 150 tok/s/user" in plain and "means nothing" not in plain
 
 
+def test_within_what_is_known_of_the_speeds_either_curve_may_lead() -> None:
+    near = curve("near", [(100, 0.93e6 * 1.001), (300, 0.4e6 * 1.001)])
+    far = curve("far", [(100, 0.93e6 * 1.5), (300, 0.4e6 * 1.5)])
+    assert at(compare_curves(near, OLD, at=[200]), 200).undecided
+    assert not at(compare_curves(far, OLD, at=[200]), 200).undecided
+    assert not at(compare_curves(OLD, far, at=[200]), 200).undecided
+    assert not at(compare_curves(near, OLD, at=[350]), 350).undecided, "no multiple, nothing to decide"
+
+
 def test_a_configuration_named_like_its_curve_is_not_named_twice() -> None:
     single = Curve("bench", (msgspec.structs.replace(OLD.points[0], label="bench"),))
     text = compare_curves(NEW, single).text
