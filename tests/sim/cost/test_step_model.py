@@ -78,6 +78,25 @@ def test_long_prompts_on_four_gb200_in_tensor_parallel_are_predicted(prompt: int
     assert prompt_s(flash("gb200", "prefill", tp=4), prompt, replay=replay) * 1e3 == pytest.approx(milliseconds, rel=0.06)
 
 
+@pytest.mark.parametrize(
+    ("prompt", "replay", "milliseconds", "error"),
+    [
+        (1024, True, 103.3, -0.32), (4096, True, 107, -0.34), (8192, True, 112.5, -0.20),
+        (1024, False, 160.9, -0.56), (4096, False, 165.4, -0.46), (8192, False, 170, -0.25),
+    ],
+)  # fmt: skip
+def test_short_prompts_on_four_gb200_are_as_far_too_fast_as_the_documents_say(
+    prompt: int, replay: bool, milliseconds: float, error: float
+) -> None:
+    seconds = prompt_s(flash("gb200", "prefill", tp=4), prompt, replay=replay)
+    assert seconds * 1e3 / milliseconds - 1 == pytest.approx(error, abs=0.006)
+
+
+def test_a_step_of_eight_sequences_on_one_gb300_is_half_too_long_as_the_documents_say() -> None:
+    """18.6 ms were measured."""
+    assert SINGLE.seconds([decode_load(8, 8 * 40_000, 6)]) * 1e3 == pytest.approx(27.9, abs=0.05)
+
+
 @pytest.mark.parametrize("sequences", [1, 8, 16, 32, 57, 96])
 def test_decode_of_sixteen_gb300_is_near_the_hand_made_line(sequences: int) -> None:
     """7.2 ms + 0.161 ms a sequence, added up by hand from the same component times, at the corpus' context."""
