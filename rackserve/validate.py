@@ -66,7 +66,9 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 def validate(options: argparse.Namespace) -> int:
     """Compare what was given. ConfigError if nothing was, FileFormatError for a file that is not what it should be."""
     if not (options.set_ups or any(getattr(options, name) for name in FILES)):
-        raise ConfigError(f"nothing to compare with; give --set-ups, {', '.join(f'--{name} FILE' for name in FILES)}")
+        raise ConfigError(
+            f"nothing to compare with; give --set-ups, {', '.join(f'--{name} FILE' for name in FILES)} (docs/validation.md says where from)"
+        )
     before = entries(Path(options.history)) if options.history else []
     result = Validation(
         __version__,
