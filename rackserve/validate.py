@@ -67,7 +67,8 @@ def validate(options: argparse.Namespace) -> int:
     """Compare what was given. ConfigError if nothing was, FileFormatError for a file that is not what it should be."""
     if not (options.set_ups or any(getattr(options, name) for name in FILES)):
         raise ConfigError(
-            f"nothing to compare with; give --set-ups, {', '.join(f'--{name} FILE' for name in FILES)} (docs/validation.md says where from)"
+            f"nothing to compare with; give --set-ups, {', '.join(f'--{name} FILE' for name in FILES)} "
+            "(docs/validation.md says where to get the files)"
         )
     before = entries(Path(options.history)) if options.history else []
     result = Validation(
