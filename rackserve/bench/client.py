@@ -21,6 +21,7 @@ from rackserve.bench.prompts import RequestMaker
 from rackserve.bench.records import OpenRecord, RequestRecord
 from rackserve.bench.tally import Tally
 from rackserve.bench.wire import LeanTransport
+from rackserve.bench.words import word_of
 
 EndpointKind = Literal["completions-tokens", "completions", "chat"]
 
@@ -125,7 +126,7 @@ class _Words(dict[int, str]):
     """The text that stands for each token id."""
 
     def __missing__(self, token: int) -> str:
-        return self.setdefault(token, f" t{token}")
+        return self.setdefault(token, word_of(token))
 
 
 _words = _Words()

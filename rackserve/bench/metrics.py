@@ -77,8 +77,9 @@ class Throughput(msgspec.Struct, frozen=True):
 class Limits(msgspec.Struct, frozen=True):
     """Beyond these a run is marked invalid. Shares of all requests that ended; `send_delay_ms` is a p99.
 
-    The last three only warn that the client was the bottleneck: its p99 lag is above `lag_ms` and above `lag_share` of the
-    median time per token, or it used more than `cpu_share` of a core.
+    `prompt_share` only warns: prompts are together that much longer or shorter by the server's count than was meant. So do the
+    last three, that the client was the bottleneck: its p99 lag is above `lag_ms` and above `lag_share` of the median time per
+    token, or it used more than `cpu_share` of a core.
     """
 
     failed_share: float = 0.10
@@ -86,6 +87,7 @@ class Limits(msgspec.Struct, frozen=True):
     mismatch_share: float = 0.01
     coverage: float = 0.95
     send_delay_ms: float = 1_000.0
+    prompt_share: float = 0.1
     lag_ms: float = 5.0
     lag_share: float = 0.25
     cpu_share: float = 0.9
@@ -301,6 +303,13 @@ def _warnings(summary: Summary, done: Sequence[RequestRecord], limits: Limits) -
     if at_once:
         found.append(
             f"{at_once} answers came faster than the client could tell their chunks apart; they have no time per token"
+        )
+    planned = sum(record.planned_prompt_tokens for record in done)
+    if planned and abs(summary.prompt_tokens - planned) > limits.prompt_share * planned:
+        found.append(
+            f"prompts are {summary.prompt_tokens / planned:.2g} times as long as meant (by the server's count "
+            f"{summary.prompt_tokens:,} tokens for {planned:,}): its chat template, or words that it splits; "
+            "--endpoint completions-tokens is exact"
         )
     if client is None:
         return tuple(found)

@@ -71,6 +71,13 @@ def test_chunks_that_came_at_one_moment_give_no_time_per_token_and_are_warned_of
     )
 
 
+@pytest.mark.parametrize(("counted", "warned"), [(100, 0), (109, 0), (91, 0), (120, 1), (600, 1), (50, 1)])
+def test_prompts_much_longer_or_shorter_than_meant_are_warned_of(counted: int, warned: int) -> None:
+    summary = summarize(RUN, [record(n, n, [10, 20], 2, prompt_tokens=counted) for n in range(4)])
+    assert summary.valid and len(summary.warnings) == warned
+    assert all(text.startswith(f"prompts are {counted / 100:.2g} times as long as meant") for text in summary.warnings)
+
+
 def test_percentiles_over_requests_and_over_all_gaps_have_different_names() -> None:
     many = record(0, 0, [10.0 * n for n in range(1, 102)], 101)
     slow = record(1, 0, [10, 1010], 2)
