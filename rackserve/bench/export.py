@@ -22,6 +22,7 @@ def sent_sessions(sessions: Iterable[Session], records: Sequence[RequestRecord])
     name of its own.
     """
     known = {session.id: session for session in sessions}
+    order = {name: number for number, name in enumerate(known)}
     plays: dict[tuple[str, int], Times] = {}
     for record in records:
         if not record.warmup:
@@ -31,7 +32,7 @@ def sent_sessions(sessions: Iterable[Session], records: Sequence[RequestRecord])
     begun = {name: min(sent for sent, _ in times.values()) for name, times in plays.items()}
     first = min(begun.values(), default=0)
     made = []
-    for (name, play), start in sorted(begun.items(), key=lambda item: (item[1], item[0])):
+    for (name, play), start in sorted(begun.items(), key=lambda item: (item[1], item[0][1], order[item[0][0]])):
         entries = _moved(_Writer(plays[name, play]).write(known[name].entries), start)
         changes = {"id": f"{name}+{play}" if play else name, "entries": entries, "start_ns": start - first}
         made.append(msgspec.structs.replace(known[name], **changes))

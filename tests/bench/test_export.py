@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from rackserve.assemble import RackConfig
@@ -84,6 +85,15 @@ def test_a_closed_loop_with_agents_and_joins_replays_to_the_same_times(
 ) -> None:
     first = replayed(ReplaySpec("x", trace, concurrency, 1.0))
     again = replayed(ReplaySpec("x", exported(tmp_path / "t.gz", trace.sessions, first), concurrency, 1.0))
+    assert again == first
+
+
+def test_sessions_that_begin_at_once_keep_their_order_whatever_their_names(trace: ScaledTrace, tmp_path: Path) -> None:
+    count = len(trace.sessions)
+    named = [msgspec.structs.replace(session, id=f"{count - number:03d}") for number, session in enumerate(trace.sessions)]
+    backwards = scale_sessions(named)
+    first = replayed(ReplaySpec("x", backwards, 4, 1.0))
+    again = replayed(ReplaySpec("x", exported(tmp_path / "t", backwards.sessions, first), 4, 1.0))
     assert again == first
 
 
