@@ -26,7 +26,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--trace", metavar="FILE", help="agent sessions to simulate with (default: drawn ones)")
     command.add_argument("--sessions", type=at_least(1), default=393, metavar="N", help="how many of them (default 393)")
     command.add_argument("--processes", type=at_least(1), default=2, metavar="N", help="simulations side by side (default 2)")
-    command.add_argument("--seeds", type=at_least(1), default=2, metavar="N", help="seeds of set-ups in pairs (default 2)")
+    command.add_argument("--seeds", type=at_least(1), default=1, metavar="N", help="seeds of set-ups in pairs (default 1)")
     command.add_argument("--bands", action="store_true", help="the pairs also with steps 5 %% longer and shorter")
     command.add_argument("--quick", action="store_true", help="the cost model's figures alone: no simulation")
     command.add_argument("--out", metavar="FOLDER", help="write runs, table and both curves there; runs found there are kept")

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
-from math import exp, log
+from math import log
 from typing import Literal
 
 import msgspec
 
 from rackserve.architectures import FLASH, architecture_named
 from rackserve.base.topology import Role
+from rackserve.bench.frontier import Curve, OperatingPoint
 from rackserve.bench.statistics import Interval
+from rackserve.report.curves import Line
 from rackserve.reproduction.confidence import OF_PAIRS, Load
 from rackserve.reproduction.setups import ACCEPTED, LONG_PROMPT, MEDIAN_PROMPT, SPEED
 from rackserve.sim.cost.kernels import kernel_sets
@@ -149,23 +150,14 @@ def _points(runs: Mapping[str, SimulatedFigures], chip: str) -> list[tuple[float
 
 
 def throughput_at(points: Sequence[tuple[float, float]], speed: float) -> float | None:
-    """Throughput on the curve at a speed: straight lines between points, in its logarithm. None beyond the fastest point.
+    """Throughput at a speed on the curve of `points` (speed, throughput), by the rule of `rackserve compare`.
 
-    At a speed below the slowest point: the most of all points. `points` are (speed, throughput), slowest first.
+    At a speed below the slowest point: the most of all points. None beyond the fastest point.
     """
-    frontier: list[tuple[float, float]] = []
-    for point in points:
-        while frontier and frontier[-1][1] <= point[1]:
-            frontier.pop()  # slower and not more: nobody would run there
-        frontier.append(point)
-    if not frontier or speed > frontier[-1][0]:
+    if not points:
         return None
-    if speed <= frontier[0][0]:
-        return frontier[0][1]
-    for (left, more), (right, less) in pairwise(frontier):
-        if speed <= right:
-            return exp(log(more) + (speed - left) / (right - left) * (log(less) - log(more)))
-    return None
+    curve = Curve("", tuple(OperatingPoint("", 0, speed, throughput) for speed, throughput in points))
+    return Line(curve).at(speed)
 
 
 def _at_speed(points: Sequence[tuple[float, float]]) -> Prediction:

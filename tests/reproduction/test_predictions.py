@@ -13,9 +13,9 @@ CURVE = [(100.0, 8.0), (200.0, 4.0), (400.0, 1.0)]
 
 
 @pytest.mark.parametrize(
-    ("speed", "throughput"), [(50, 8), (100, 8), (150, sqrt(32)), (200, 4), (300, 2), (400, 1), (401, None)]
+    ("speed", "throughput"), [(50, 8), (100, 8), (100 * sqrt(2), sqrt(32)), (200, 4), (200 * sqrt(2), 2), (400, 1), (401, None)]
 )
-def test_between_points_the_curve_is_straight_in_its_logarithm(speed: float, throughput: float | None) -> None:
+def test_between_points_the_curve_is_straight_in_both_logarithms(speed: float, throughput: float | None) -> None:
     found = throughput_at(CURVE, speed)
     assert found == (None if throughput is None else pytest.approx(throughput))
 
