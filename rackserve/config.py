@@ -227,12 +227,12 @@ def _read(path: Path) -> tuple[str, dict[str, Any]]:
         raise FileFormatError(f"{path}: cannot be read ({error})") from error
     is_toml = path.suffix == ".toml"
     try:
-        found = _parse(tomllib.loads if is_toml else _yaml, text) or {}
+        found = _parse(tomllib.loads if is_toml else _yaml, text)
     except ValueError as error:
         raise FileFormatError(f"{path}: not {'TOML' if is_toml else 'YAML'}: {error}") from error
-    if not isinstance(found, dict):
+    if not isinstance(found, dict | None):
         raise FileFormatError(f"{path}: expected sections with keys, got {type(found).__name__}")
-    return text, found
+    return text, found or {}
 
 
 class _Loader(yaml.SafeLoader):

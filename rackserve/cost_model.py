@@ -11,7 +11,7 @@ from rackserve.arguments import at_least
 from rackserve.sim.cost.kernels import kernel_sets
 from rackserve.sim.cost.linear import decode_plane, prefill_cost
 from rackserve.sim.cost.load import StepLoad, decode_load, prefill_load
-from rackserve.sim.cost.memory import budget, sequence_bytes
+from rackserve.sim.cost.memory import budget, require_sequences, sequence_bytes
 from rackserve.sim.cost.sensitivity import GROWTH, Change, changes, term_mark
 from rackserve.sim.cost.setup import Setup
 from rackserve.sim.cost.step_model import StepModel
@@ -46,7 +46,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 def cost_model(options: argparse.Namespace) -> int:
     """Print the step. ConfigError for a set-up that cannot be, ResourceError for one that does not fit in memory."""
     model = StepModel(_setup(options))
-    budget(model.setup).require_fit()
+    sequences = options.sequences if options.role == "decode" else 1
+    require_sequences(model.setup, sequences, options.context)
     load = _load(options)
     terms, seconds, moved = model.terms([load]), model.seconds([load]), changes(model, [load])
     _print_terms(model, terms, seconds, moved)

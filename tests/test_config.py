@@ -235,3 +235,12 @@ def test_a_file_of_settings_makes_no_objects_and_no_copies(text: str, tmp_path: 
     path.write_text(text)
     with pytest.raises(FileFormatError, match="not YAML"):
         load_settings(str(path), [])
+
+
+@pytest.mark.parametrize("text", ["[]", "3", "''", "false"])
+def test_a_settings_file_that_holds_no_sections_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "settings.yaml").write_text(text)
+    with pytest.raises(FileFormatError, match="expected sections"):
+        load_settings(str(tmp_path / "settings.yaml"), [])
+    (tmp_path / "settings.yaml").write_text("# nothing yet\n")
+    assert load_settings(str(tmp_path / "settings.yaml"), []) == Settings()

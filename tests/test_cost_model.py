@@ -55,3 +55,8 @@ def test_what_cannot_be_is_refused_by_name(
     captured = capsys.readouterr()
     assert captured.err.startswith(f"rackserve: {says}")
     assert not captured.out, "nothing is printed before it is known to fit"
+
+
+def test_more_sequences_than_a_rank_holds_are_refused_with_how_many_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["cost-model", "--sequences", "1000000"]) == 4
+    assert "no room for cached tokens" in (told := capsys.readouterr()).err and told.out == ""

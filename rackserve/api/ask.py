@@ -49,7 +49,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     usage            a stream ends with the usage (the other forms always have it)
     session          the conversation this belongs to; empty: unknown
     unknown          fields nobody knows, let through without effect
-    ignored          what is known, has no effect here and harms nobody: told in a warning header
+    ignored          what is known, has no effect here and harms nobody: told in a header
     """
 
     kind: Literal["completion", "chat", "response", "message"]

@@ -30,6 +30,12 @@ _log = logging.getLogger("rackserve.api")
 _INTERNAL = RequestError("internal error; see the server's log", code="internal", status=500)
 
 
+IGNORED = "x-rackserve-ignored"
+"""Header of an answer: what of the request is known and had no effect, such as tools of kinds that only other servers have."""
+
+MAX_TOLD = 1024
+
+
 @dataclass(frozen=True, slots=True)
 class Service:
     """What endpoints work with."""
@@ -111,6 +117,8 @@ class GenerationEndpoint(Endpoint):
         for witness in self.service.witnesses:
             witness.begin(call, exchange.caller, exchange.headers)
         self._note(call.ask, call.clamped)
+        if call.ask.ignored:
+            exchange.notes[IGNORED] = _header(call.ask.ignored)
         reply = self._dialect.reply(call)
         try:
             await self._generate(exchange, call, reply)
@@ -149,3 +157,9 @@ class GenerationEndpoint(Endpoint):
         for name in ask.unknown:
             if metrics.unknown_field(name):
                 _log.warning("unknown request field %r has no effect", name[:60])
+
+
+def _header(names: tuple[str, ...]) -> str:
+    """`names` as the value of a header, whatever characters a client put into them."""
+    text = ", ".join(names).encode("ascii", "replace").decode()
+    return "".join(character if character.isprintable() else "?" for character in text)[:MAX_TOLD]

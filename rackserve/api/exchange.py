@@ -23,14 +23,20 @@ class ClientGone(Exception):
 
 
 class Exchange:
-    """`started`: the status line is out, so a failure can only be told inside the stream. `caller`: whom the guard let in."""
+    """One request and its answer.
 
-    __slots__ = ("_limits", "_receive", "_send", "caller", "headers", "started")
+    started  the status line is out, so a failure can only be told inside the stream
+    caller   whom the guard let in
+    notes    further headers of the answer
+    """
+
+    __slots__ = ("_limits", "_receive", "_send", "caller", "headers", "notes", "started")
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, limits: Limits) -> None:
         self.headers = Headers(scope=scope)
         self.caller: Caller = scope.get("caller") or Caller()
         self.started = False
+        self.notes: dict[str, str] = {}
         self._receive = receive
         self._send = send
         self._limits = limits
@@ -101,7 +107,7 @@ class Exchange:
 
     async def _start(self, status: int, headers: Mapping[str, str]) -> None:
         self.started = True
-        raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+        raw = [(name.encode(), value.encode()) for name, value in {**self.notes, **headers}.items()]
         await self._put({"type": "http.response.start", "status": status, "headers": raw})
 
     async def _put(self, message: dict[str, Any]) -> None:

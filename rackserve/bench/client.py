@@ -299,7 +299,7 @@ class HttpReplay:
 
     async def _post(self, send: Send, request: Request, record: OpenRecord) -> _Usage:
         tree, ranks = send.key.tree, self._target.dp_ranks
-        headers = {"content-type": "application/json", "accept-encoding": "identity", "x-session-id": tree}
+        headers = {"content-type": "application/json", "accept-encoding": "identity", "x-session-id": request.session}
         headers |= {"x-request-id": request.id, **self._target.headers}
         if self._target.api_key:
             headers["authorization"] = f"Bearer {self._target.api_key}"

@@ -33,7 +33,7 @@ class RequestMaker:
     a served block is a whole number of trace blocks, which is required then.
     """
 
-    __slots__ = ("_last", "_name", "_namespace", "_vocabulary", "_with_tokens")
+    __slots__ = ("_last", "_name", "_namespace", "_salt", "_vocabulary", "_with_tokens")
 
     def __init__(
         self,
@@ -49,6 +49,7 @@ class RequestMaker:
         self._namespace = namespace
         self._vocabulary = vocabulary
         self._name = f"{seed}/{salt}" if salt else str(seed)
+        self._salt = salt  # runs share no prompts, so no sessions either
         self._with_tokens = with_tokens
         self._last: dict[tuple[str, int], _Last] = {}
 
@@ -61,7 +62,7 @@ class RequestMaker:
             self._last[stream] = made
         return Request(
             id=str(send.key),
-            session=send.key.tree,
+            session=f"{send.key.tree}/{self._salt}" if self._salt else send.key.tree,
             tokens=made.tokens,
             chain=made.chain,
             num_tokens=send.request.input_tokens,

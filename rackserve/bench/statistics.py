@@ -35,10 +35,6 @@ class Interval(msgspec.Struct, frozen=True):
     low: float
     high: float
 
-    @property
-    def excludes_zero(self) -> bool:
-        return self.low > 0 or self.high < 0
-
 
 def bootstrap(runs: Sequence[Run[T]], statistic: Statistic[T], draws: int = DRAWS, seed: int = 0) -> Interval | None:
     """The mean of a figure over runs. Each draw takes as many runs, then as many sessions of each, with replacement.

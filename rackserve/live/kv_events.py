@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import Literal
 
 import msgspec
 import zmq
@@ -30,8 +30,6 @@ LARGEST_BATCH = 64 << 20
 
 Form = Literal["maps", "arrays"]
 """How events are written: tagged maps, or arrays by position."""
-
-FORMS: tuple[Form, ...] = get_args(Form)
 
 
 class BlockStored(msgspec.Struct, frozen=True, tag=True):

@@ -39,7 +39,6 @@ LANE_TOKENS = 150_000
 BLOCK_TOKENS = 64
 WARM_S = 600.0
 MEASURED_S = 1_800.0
-LEAST_REQUESTS = 20
 START_WINDOW = (0.0, 1.0)
 TOKENS_PER_S = 150_000.0
 """Uncached tokens a rank computes a second, about what is published of the fastest: how long work counts as booked."""

@@ -29,7 +29,7 @@ class Ask(msgspec.Struct, frozen=True):
     output_tokens: int
 
 
-class PassTime(Protocol):
+class BatchTime(Protocol):
     """Seconds of one forward pass."""
 
     def seconds(self, step: Step) -> float: ...
@@ -52,7 +52,7 @@ class Engine:
 
     __slots__ = ("_block", "_limits", "_running", "_scheduler", "_time", "_waiting", "cache", "cached", "name", "step")
 
-    def __init__(self, name: str, limits: Limits, time: PassTime) -> None:
+    def __init__(self, name: str, limits: Limits, time: BatchTime) -> None:
         self.name = Rank(name)
         self.cache = RankCache(self.name, KvLayout(limits.block_tokens, (KvGroup("kv", "full", 1),)), limits.num_blocks)
         config = SchedulerConfig(

@@ -11,7 +11,7 @@ from rackserve.pool.planner import FetchRates, plan_fetch
 from rackserve.route.cost import Candidate, uncached_work
 from rackserve.route.load import LoadBook
 from rackserve.route.placement import PlacementPolicy
-from rackserve.validation.engine import Ask, Engine, Limits, PassTime
+from rackserve.validation.engine import Ask, BatchTime, Engine, Limits
 from rackserve.validation.hit_curve import CappedCache
 
 TIER_BLOCKS = 10**9
@@ -51,7 +51,7 @@ class Fleet:
         self,
         num_engines: int,
         limits: Limits,
-        time: PassTime,
+        time: BatchTime,
         policy: PlacementPolicy,
         *,
         pull: FetchRates | None = None,

@@ -170,6 +170,11 @@ def pair_of(
     return paired(tagged[0], tagged[1], of_side, DRAWS)
 
 
+def title_of(label: str, name: str = "") -> str:
+    """What the curve of a configuration is called."""
+    return ", ".join(text for text in (name, label) if text) or "simulated"
+
+
 def curves_of(results: Sequence[PointResult], name: str = "") -> list[Curve]:
     """A curve for each configuration, in the order in which they come."""
     labels = dict.fromkeys(result.variant.label for result in results)
@@ -178,8 +183,7 @@ def curves_of(results: Sequence[PointResult], name: str = "") -> list[Curve]:
         points = [point for result in results if result.variant.label == label and (point := result.point) is not None]
         if points:
             plain = tuple(msgspec.structs.replace(point, label="") for point in points)
-            title = ", ".join(text for text in (name, label) if text)
-            curves.append(Curve(title or "simulated", plain))
+            curves.append(Curve(title_of(label, name), plain))
     return curves
 
 

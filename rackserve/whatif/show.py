@@ -10,7 +10,7 @@ from rackserve.bench.frontier import Curve, frontier
 from rackserve.bench.statistics import COVERAGE, Interval, Paired
 from rackserve.report.curves import Line, cost_at
 from rackserve.whatif.grid import Variant
-from rackserve.whatif.points import FIGURES, Figure, PointResult, curves_of
+from rackserve.whatif.points import FIGURES, Figure, PointResult, curves_of, title_of
 from rackserve.whatif.sensitivity import Choice, Variation
 
 NOT_CLAIMED = "not claimed"
@@ -151,7 +151,7 @@ def _less_one(found: Interval) -> Interval:
 def costs_table(results: Sequence[PointResult], price: float) -> list[str]:
     """Costs at every point, for a price per GPU-hour."""
     rows, curves = [], curves_of(results)
-    drained = {(each.variant.label, each.variant.setup.concurrency): each.num_sessions for each in results}
+    drained = {(title_of(each.variant.label), each.variant.setup.concurrency): each.num_sessions for each in results}
     for curve in curves:
         for point in curve.points:
             cost = cost_at(Line(Curve(curve.name, (point,))), point.interactivity, price)

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rackserve.api.answer import AnswerReader
+from rackserve.api.endpoint import IGNORED
 from rackserve.api.limits import Limits
 from rackserve.base.request import Request
 from tests.api.rig import Rig, Script, events, finishes, joined, run, text
@@ -360,5 +361,19 @@ def test_the_session_of_the_client_reaches_the_rack() -> None:
         rig = Rig(text("x"))
         await rig.post(CHAT, body(CHAT), headers={"X-Session-Affinity": "agent-7"})
         assert rig.frontend.submitted[0].session == "agent-7"
+
+    run(scene())
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_what_had_no_effect_is_told_in_a_header_that_no_name_can_break(streamed: bool) -> None:
+    async def scene() -> None:
+        rig = Rig(text("fine"))
+        tools = [{"type": "web\r\nset-cookie: a=b\u00e9"}]
+        response = await rig.post(CHAT, body(CHAT, tools=tools, store=True, stream=streamed))
+        told = response.headers[IGNORED]
+        assert response.status_code == 200 and told.split(", ") == ["store", "tools[0]:web??set-cookie: a=b?"]
+        assert "set-cookie" not in response.headers
+        assert IGNORED not in (await rig.post(CHAT, body(CHAT, stream=streamed))).headers
 
     run(scene())

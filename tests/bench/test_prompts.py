@@ -76,3 +76,8 @@ def test_bad_settings_are_refused() -> None:
         RequestMaker(SPACE, vocabulary=(5, 5))
     with pytest.raises(ConfigError, match="multiple of the trace's block of 4"):
         RequestMaker(CacheNamespace("m", "r", 6, "l"), with_tokens=False).make(send([1, 2]))
+
+
+def test_runs_of_different_salts_share_no_session_name() -> None:
+    names = {salt: RequestMaker(SPACE, salt=salt).make(send([1, 2])).session for salt in ("", "a", "b")}
+    assert len(set(names.values())) == 3 and names["a"] == f"{names['']}/a"

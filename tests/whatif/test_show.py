@@ -63,6 +63,11 @@ def test_costs_of_a_session_are_those_of_the_requests_it_took() -> None:
     assert abs(per_request - 0.001 * 6 / (40 / 150)) < 1e-5
 
 
+def test_few_sessions_are_marked_where_there_is_only_one_configuration() -> None:
+    rows = {setup: row(setup, 1_000, 10) for setup in seeds_of(SETUP, 2)}
+    assert costs_table([point_of(Variant("", SETUP), rows, 2)], 3.6)[2].split()[-1] == "~"
+
+
 def test_the_choice_is_a_sentence_and_its_flips_are_named() -> None:
     best = Choice("good", 10.0, "full", 1.25)
     assert choice_text(best, 50, False) == "recommended at 50 tok/s/user by throughput per GPU: good, 25.0% before full"

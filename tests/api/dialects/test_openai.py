@@ -1,25 +1,12 @@
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 import pytest
 
-from rackserve.api.dialects import body as bodies
 from rackserve.api.dialects.completions import CompletionBody, Completions
 from rackserve.api.dialects.openai import UNSUPPORTED
 from rackserve.base.errors import RequestError
-
-
-def parse(raw: bytes, kind: Any) -> tuple[Any, tuple[str, ...]]:
-    return bodies.parse(raw, kind, UNSUPPORTED)
-
-
-def refusal(raw: bytes, kind: Any = CompletionBody) -> RequestError:
-    with pytest.raises(RequestError) as caught:
-        parse(raw, kind)
-    assert caught.value.status == 400
-    return caught.value
+from tests.api.dialects.parsing import parse, refusal
 
 
 @pytest.mark.parametrize("field", sorted(UNSUPPORTED))

@@ -38,7 +38,7 @@ struct RkSpan {
 
 namespace {
 
-// Memory on huge pages where the system has them: weights and activations are read in long runs.
+// Memory that begins on a cache line.
 template <class T> class Buffer {
   public:
     explicit Buffer(size_t count) : data_(static_cast<T*>(::operator new[](count * sizeof(T) + 64, std::align_val_t(64)))) {}
