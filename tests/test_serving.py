@@ -337,6 +337,8 @@ def test_the_key_is_asked_for_over_http_and_other_host_names_are_refused(
                 await client.get("/health"),
                 await client.get("/health", headers={"host": "evil"}),
             ]
+            known = await client.get("/health", headers={"x-api-key": "k"})
+            assert "ranks" in known.json() and "ranks" not in answers[2].json()
             return [answer.status_code for answer in answers]
 
     assert asyncio.run(scene()) == [401, 200, 200, 421]

@@ -101,12 +101,12 @@ class Guard:
         headers = Headers(scope=scope)
         self._check_origin(headers)
         method, path = scope["method"], scope["path"]
-        if (("GET" if method == "HEAD" else method), path) in self._open:
-            return Caller()
         if not self._keys:
             return Caller(admin=True)
         key = key_in(headers)
         caller = self._keys.find(key) if key else self._sessions.find(headers)
+        if (("GET" if method == "HEAD" else method), path) in self._open:
+            return caller or Caller()
         if caller is None:
             text = "the API key is not known here" if key else "an API key is needed: Authorization: Bearer KEY, or x-api-key"
             raise RequestError(text, code="invalid_api_key", status=401)

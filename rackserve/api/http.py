@@ -23,7 +23,7 @@ from rackserve.api.endpoint import Endpoint, GenerationEndpoint, Service
 from rackserve.api.errors import error_body, error_headers
 from rackserve.api.factory import RequestFactory
 from rackserve.api.gateway import Gateway
-from rackserve.api.health import PATHS, Health
+from rackserve.api.health import PATHS, Health, knows
 from rackserve.api.journal import Witness
 from rackserve.api.metrics import Metrics
 from rackserve.api.state import ServerState
@@ -60,7 +60,7 @@ def create_app(
     health = Health(state, lambda: gateway.num_open)
 
     async def tell_health(request: Request) -> Response:
-        answer = health.answer(request.url.path)
+        answer = health.answer(request.url.path, details=knows(request.scope))
         assert answer is not None, "only the paths of health lead here"
         status, body, headers = answer
         return Response(body, status, headers, media_type="application/json")

@@ -8,7 +8,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from rackserve.api.dialects.message_reply import message_error
 from rackserve.api.errors import error_body, error_headers, failure
 from rackserve.api.gateway import Gateway
-from rackserve.api.health import Health
+from rackserve.api.health import Health, knows
 
 
 class Opening:
@@ -29,7 +29,7 @@ class Opening:
         elif self._app is not None:
             await self._app(scope, receive, send)
         else:
-            answer = self._health.answer(scope["path"])
+            answer = self._health.answer(scope["path"], details=knows(scope))
             if answer is None:
                 error = failure("unavailable", "the model is being loaded")
                 to_messages = scope["path"].startswith("/v1/messages")

@@ -55,6 +55,12 @@ def test_every_route_of_the_application_needs_a_key_but_the_written_list() -> No
         assert knock(method, path, {"authorization": "Bearer u"})[0] == 200
 
 
+def test_an_open_path_is_told_who_asks_so_that_it_can_keep_details_from_strangers() -> None:
+    for key, caller in {"u": Caller("team", False, "user"), "wrong": Caller(), "": Caller()}.items():
+        assert knock("GET", "/health", {"x-api-key": key})[1].callers == [caller]
+    assert knock("GET", "/health", keys=KeyRing([]))[1].callers == [Caller(admin=True)]
+
+
 SPELLINGS = ["//health", "/health/", "/Health", "/v1/../health", "/health\0", "/health/x", "/v1/models/", "//v1/models", ""]
 
 
