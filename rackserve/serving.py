@@ -162,10 +162,12 @@ async def open_server(settings: Settings, sinks: Sequence[Sink] = (), tap: Tap |
         opening = Opening(Health(state))
         sessions = Sessions()
         pages = page_routes(Feed(seen.view, seen.curve, lambda: state.draining), Door(keys, sessions))
-        admission = Admission(opening, settings.limits.tenant_requests)
+        admission = Admission(opening, settings.limits.tenant_requests, count=seen.metrics.error_sent)
         guard = Guard(admission, keys, sessions, hosts=_hosts(settings), open_metrics=settings.security.open_metrics)
         stop = asyncio.Event()
-        running = _start_serving(RefusalLog(guard), listener, opening, state, stop, rack, settings.server.grace)
+        running = _start_serving(
+            RefusalLog(guard, seen.metrics.error_sent), listener, opening, state, stop, rack, settings.server.grace
+        )
         try:
             async with rack:
                 served = await asyncio.to_thread(describe_model, settings, rack.layout)

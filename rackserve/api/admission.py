@@ -31,10 +31,19 @@ class Admission:
 
     tenant_requests  open calls of one tenant; more are refused with 429 before their body is read
     clock            seconds, rising
+    count            told "stream" of each stream that ends at its deadline
     """
 
-    def __init__(self, app: ASGIApp, tenant_requests: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        tenant_requests: int,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        count: Callable[[str], None] = lambda where: None,
+    ) -> None:
         self._app = app
+        self._count = count
         self._tenant_requests = tenant_requests
         self._clock = clock
         self._open: Counter[str] = Counter()
@@ -73,6 +82,8 @@ class Admission:
         except TimeoutError:
             if not limit.expired():
                 raise
+            if out.status:
+                self._count("stream")
             await out.fail(scope, failure("timeout", f"the call lasted longer than its {DEADLINE}, {seconds:g} seconds"))
         finally:
             self._open[caller.tenant] -= 1

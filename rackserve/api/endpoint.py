@@ -76,10 +76,10 @@ class Endpoint(ABC):
 
     async def fail(self, exchange: Exchange, error: RequestError, reply: Reply | None = None) -> None:
         """Tell `error`: as an HTTP error before the first byte, in the dialect's own way inside the stream after it."""
-        self.service.metrics.error_sent("stream" if exchange.started else str(error.status))
         if not exchange.started:
             await exchange.reply(self._error_body(error), status=error.status, headers=error_headers(error))
             return
+        self.service.metrics.error_sent("stream")
         assert reply is not None, "a stream began before the request was read"
         for event in reply.failure(error):
             await exchange.send_event(event)

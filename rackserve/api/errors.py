@@ -18,6 +18,23 @@ _STATUS = {
 }
 """HTTP status for each code in `Output.error`; any other code is a fault of the server (500)."""
 
+STATUSES = {
+    400: "a header or a field is wrong, or the prompt leaves no room in the context",
+    401: "the key is missing or unknown",
+    403: "the key may not do this, or a page of another site asks",
+    404: "no such path, or no such model",
+    405: "the path does not know the method",
+    408: "the body did not come",
+    413: "the body is too large",
+    421: "the server is not known under this host name",
+    429: "too much waits; Retry-After says when to come back",
+    431: "the headers are too large",
+    500: "a fault of the server",
+    503: "not ready, shutting down, or the answer was lost; Retry-After says when to come back",
+    504: "the deadline passed",
+}
+"""Every status that an error can have, and what it means."""
+
 RETRY_AFTER_S = 1
 """What 429 and 503 tell the client to wait."""
 

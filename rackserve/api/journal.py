@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -73,11 +73,12 @@ class Journal:
 class RefusalLog:
     """Wraps an application: a line for each exchange that it answers with a status of 400 or more, whoever refused it.
 
-    Not for probes of health: they say how the server is, again and again.
+    Not for probes of health: they say how the server is, again and again. `count` is told the status of each.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, count: Callable[[str], None]) -> None:
         self._app = app
+        self._count = count
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -96,6 +97,7 @@ class RefusalLog:
                     "duration_s": round(time.monotonic() - begun, 6),
                 }
                 log.info("refused", extra={FIELDS: fields})
+                self._count(str(message["status"]))
             await send(message)
 
         await self._app(scope, receive, watch)

@@ -7,6 +7,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 
+from rackserve.api.errors import STATUSES
 from rackserve.api.holdings import Holdings
 from rackserve.api.vllm_names import VllmNames
 from rackserve.base.events import (
@@ -40,7 +41,7 @@ REASONS = ("stop", "length", "cancelled", "other")
 """Why answers ended; refusals are told by their status."""
 
 OUTCOMES = ("finished", "aborted", "refused")
-ERRORS = ("400", "404", "408", "413", "429", "500", "503", "504", "stream")
+ERRORS = (*map(str, STATUSES), "stream")
 TRANSFER_KINDS = ("fetch", "push", "spill")
 TRANSFER_OUTCOMES = ("finished", "failed")
 DRAFT_POSITIONS = ("1", "2", "3", "4", "5")

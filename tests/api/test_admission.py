@@ -11,6 +11,7 @@ import pytest
 
 from rackserve.api.admission import DEADLINE, MAX_RETRY_AFTER_S, Admission
 from rackserve.api.call import Caller
+from rackserve.api.journal import RefusalLog
 from tests.api.rig import Rig, Script, run, text
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
@@ -116,7 +117,8 @@ def test_a_deadline_that_is_none_is_refused_by_name(wrong: str) -> None:
 
 @asynccontextmanager
 async def client_of(rig: Rig) -> AsyncIterator[httpx.AsyncClient]:
-    transport = httpx.ASGITransport(Admission(rig.app, 10))
+    count = rig.metrics.error_sent
+    transport = httpx.ASGITransport(RefusalLog(Admission(rig.app, 10, count=count), count))
     async with httpx.AsyncClient(transport=transport, base_url="http://rig") as client:
         yield client
 
@@ -133,6 +135,7 @@ def test_at_its_deadline_a_call_ends_with_an_error_and_its_request_is_cancelled(
         last = answer.text.strip().rpartition("data: ")[2]
         assert "x-request-timeout" in json.loads(last)["error"]["message"]
         assert len(rig.frontend.cancelled) == 1 and rig.frontend.gateway.num_open == 0
+        assert rig.metric("rackserve_error_responses_total", status="stream" if stream else "504") == 1
 
     run(scene())
 

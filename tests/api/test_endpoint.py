@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from rackserve.api.answer import AnswerReader
 from rackserve.api.endpoint import IGNORED
+from rackserve.api.journal import RefusalLog
 from rackserve.api.limits import Limits
 from rackserve.base.request import Request
 from tests.api.rig import Rig, Script, events, finishes, joined, run, text
@@ -207,6 +208,7 @@ def test_a_client_that_hangs_up_cancels_all_it_asked_for_once(path: str, streame
 def test_a_refusal_before_the_first_token_is_an_http_error(path: str, streamed: bool, code: str, status: int) -> None:
     async def scene() -> None:
         rig = Rig(Script(error=code))
+        rig.app = RefusalLog(rig.app, rig.metrics.error_sent)  # type: ignore[assignment]
         response = await rig.post(path, body(path, stream=streamed))
         assert response.status_code == status and response.json()["error"]["code"] == code
         assert ("retry-after" in response.headers) is (status in (429, 503))

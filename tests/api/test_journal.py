@@ -71,7 +71,7 @@ def test_a_refusal_is_a_line_and_what_went_well_is_none(caplog: pytest.LogCaptur
 
     async def scene() -> None:
         rig = Rig(text("x"))
-        rig.app = RefusalLog(rig.app)  # type: ignore[assignment]
+        rig.app = RefusalLog(rig.app, counted.append)  # type: ignore[assignment]
         await rig.request("GET", "/v1/models")
         rig.state.ready = False
         assert (await rig.request("GET", "/ready")).status_code == 503
@@ -79,7 +79,9 @@ def test_a_refusal_is_a_line_and_what_went_well_is_none(caplog: pytest.LogCaptur
         await rig.request("GET", "/nothing%0aINFO")
         await rig.post("/v1/completions", {"prompt": SECRET, "n": -1})
 
+    counted: list[str] = []
     run(scene())
+    assert counted == ["404", "400"]
     (what, first), (_, second) = lines(caplog)
     assert what == "refused" and (first["method"], first["path"], first["status"]) == ("GET", "/nothing\nINFO", 404)
     assert second["status"] == 400 and SECRET not in str(second)
