@@ -157,21 +157,23 @@ def flow(before: Sight, now: Sight) -> list[str]:
     ]
 
 
-HEAD = ("rank", "state", "running", "queued", "steps/s", "tokens/s", "KV used", "cached", "restarts")
+HEAD = ("rank", "state", "pid", "running", "queued", "steps/s", "tokens/s", "KV used", "cached", "restarts")
 
 
 def rank_rows(before: Sight, now: Sight) -> list[tuple[str, ...]]:
     """A row under `HEAD` for each rank."""
-    states = {str(each.get("worker")): str(each.get("state")) for each in now.health.get("ranks", [])}
+    workers = {str(each.get("worker")): each for each in now.health.get("ranks", [])}
     rows = []
     for labels in now.series.get("rank_up", {}):
         rank = dict(labels)["rank"]
+        worker = workers.get(rank.rpartition(".")[0], {})
         total = now.total("kv_blocks", holder=rank, state="total")
         used, cached = (now.total("kv_blocks", holder=rank, state=state) for state in ("used", "cached"))
         rows.append(
             (
                 rank,
-                states.get(rank.rpartition(".")[0], "up" if now.total("rank_up", rank=rank) else "down"),
+                str(worker.get("state", "up" if now.total("rank_up", rank=rank) else "down")),
+                str(worker.get("pid", "-")),
                 f"{now.total('requests_running', rank=rank):.0f}",
                 f"{now.total('requests_queued', rank=rank):.0f}",
                 f"{rate(before, now, 'step_duration_seconds_count', rank=rank):.1f}",

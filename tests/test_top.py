@@ -24,7 +24,7 @@ class Stub:
     def __init__(self, key: str = "") -> None:
         self.metrics = Metrics([PREFILL, DECODE])
         self.metrics.holdings.look = lambda: ({"decode0.0": Holding(5, 10, 20), "pool.0": Holding(0, 30, 40)}, {})
-        self.health = {"phase": "ready", "open_requests": 3, "ranks": [{"worker": "decode0", "state": "up"}]}
+        self.health = {"phase": "ready", "open_requests": 3, "ranks": [{"worker": "decode0", "state": "up", "pid": 77}]}
         self.status, self.key, self.asked = 200, key, 0
 
     def answer(self, request: httpx.Request) -> httpx.Response:
@@ -82,8 +82,8 @@ def test_a_quantile_beyond_the_last_bucket_is_its_bound() -> None:
 def test_a_rank_is_a_row() -> None:
     before, now = two_looks()
     prefill, decode = rank_rows(before, now)
-    assert prefill[:4] == ("prefill0.0", "down", "0", "0")
-    assert decode == ("decode0.0", "up", "4", "2", "0.5", "20", "25%", "50%", "0")
+    assert prefill[:5] == ("prefill0.0", "down", "-", "0", "0")
+    assert decode == ("decode0.0", "up", "77", "4", "2", "0.5", "20", "25%", "50%", "0")
 
 
 def test_everything_is_told_in_a_hundred_columns() -> None:

@@ -34,7 +34,7 @@ def test_the_view_follows_the_server_says_when_it_is_gone_and_can_be_held() -> N
             assert text(app, "state") == "ready   open requests 3" and table.row_count == 2
             work(stub.metrics)
             await look()
-            assert table.get_row_at(1)[:4] == ["decode0.0", "up", "4", "2"]
+            assert table.get_row_at(1)[:5] == ["decode0.0", "up", "77", "4", "2"]
             assert "90% cached" in text(app, "flow") and "75% full" in text(app, "pool")
             stub.key = "another"
             await look()
