@@ -12,6 +12,7 @@ import msgspec
 
 from rackserve.api.server import listen, serve
 from rackserve.relay.config import RouteConfig, read_config
+from rackserve.relay.door import Door
 from rackserve.relay.http import create_app
 from rackserve.relay.relay import Relay
 
@@ -30,8 +31,9 @@ def route(options: argparse.Namespace) -> int:
 
 
 async def _route(config: RouteConfig) -> int:
+    door = Door.open(config, os.environ)
     listener = listen(config.host, config.port)
-    relay = Relay(config)
+    relay = Relay(config, door)
     stop = asyncio.Event()
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
 
@@ -43,7 +45,9 @@ async def _route(config: RouteConfig) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal)
     host, port = listener.getsockname()[:2]
-    print(f"routing to {len(config.workers)} workers on http://{host}:{port} (Ctrl-C to stop)", flush=True)
+    workers = f"{len(config.workers)} worker{'s' * (len(config.workers) != 1)}"
+    asked = "a key is asked for" if door.keys else "no key is asked for"
+    print(f"routing to {workers} on http://{host}:{port} ({asked}; Ctrl-C to stop)", flush=True)
     try:
         await serve(create_app(relay), listener, gateway=relay, state=relay, stop=stop, grace_s=config.waits.grace)
     except asyncio.CancelledError:

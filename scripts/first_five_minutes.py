@@ -2,8 +2,8 @@
 
 python scripts/first_five_minutes.py
 
-Prints when each step was done. Only the port is another one, a free one, and results go to a temporary folder. Setting up is left
-out: it runs with the Python and the programs of the environment that it is started with.
+Prints when each step was done. Only the port is another one, a free one, and results go to a temporary folder. Setting up is
+left out: it runs with the Python and the programs of the environment that it is started with.
 """
 
 from __future__ import annotations

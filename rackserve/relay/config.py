@@ -10,9 +10,11 @@ from urllib.parse import urlsplit
 import msgspec
 import yaml
 
+from rackserve.api.limits import MAX_BODY_BYTES, Limits
 from rackserve.base.errors import ConfigError, FileFormatError
 from rackserve.base.ids import Rank
 from rackserve.base.ranges import MAX_COUNT, MAX_SECONDS, MIN_SECONDS, require_range
+from rackserve.config import SecurityConfig
 from rackserve.route.placement import RouterConfig
 
 WorkerRole = Literal["whole", "prefill", "decode"]
@@ -131,6 +133,9 @@ class RouteConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                      are keyed by their text, four bytes a token, which suits learned records only
     block_tokens     tokens of a key; for workers with KV events their block size. 0: 16, or 128 of text
     pairs            form in which prefill and decode workers are asked for one request
+    trust_template   render a chat template that cannot be held to bounds
+    body_bytes       length of a request body; more is 413
+    tenant_requests  open calls of one tenant; more are refused with 429
     running_tokens   tokens of prefill an answer under way counts for
     queued           requests that may wait for a place on a worker; more get 429
     """
@@ -141,17 +146,23 @@ class RouteConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tokenizer: str = ""
     block_tokens: int = 0
     pairs: PairForm = "vllm"
+    trust_template: bool = False
+    body_bytes: int = Limits().body_bytes
+    tenant_requests: int = Limits().tenant_requests
     running_tokens: int = 64
     queued: int = 1000
     router: RouterConfig = RouterConfig(max_queued_requests_per_rank=256)
     retries: Retries = Retries()
     waits: Waits = Waits()
     records: Records = Records()
+    security: SecurityConfig = SecurityConfig()
 
     def __post_init__(self) -> None:
         require_range("route", self, ("port",), 0, 65535)
         require_range("route", self, ("block_tokens",), 0, 4096)
         require_range("route", self, ("running_tokens", "queued"), 0, MAX_COUNT)
+        require_range("route", self, ("body_bytes",), 1, MAX_BODY_BYTES)
+        require_range("route", self, ("tenant_requests",), 1, MAX_COUNT)
         names = [worker.name for worker in self.workers]
         if not names:
             raise ConfigError("no workers; name them with --worker URL or under `workers` in --config")

@@ -21,7 +21,6 @@ from rackserve.relay.usage import Ends
 
 _log = logging.getLogger("rackserve.route")
 
-MAX_BODY_BYTES = 64 << 20
 NAMED = frozenset({"/v1/messages", "/v1/responses"})
 """Paths of dialects whose events have names."""
 
@@ -61,7 +60,7 @@ class Forward:
     def __init__(self, relay: Relay, path: str) -> None:
         self._relay = relay
         self._path = path
-        self._limits = Limits(body_bytes=MAX_BODY_BYTES, send_s=relay.config.waits.gap)
+        self._limits = Limits(body_bytes=relay.config.body_bytes, send_s=relay.config.waits.gap)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         passage, relay = Passage(scope, receive, send, self._limits, named=self._path in NAMED), self._relay
@@ -76,6 +75,9 @@ class Forward:
             outcome = await self._serve(passage)
         except ClientGone:
             outcome = "hung_up"
+        except asyncio.CancelledError:  # the client's own limit has passed
+            outcome = "failed"
+            raise
         except RequestError as error:
             with suppress(ClientGone):
                 await passage.refuse(error)
@@ -90,27 +92,27 @@ class Forward:
 
     async def _serve(self, passage: Passage) -> str:
         """Answer, or raise ClientGone as soon as the client hangs up, with everything started for it ended."""
-        arrived = asyncio.get_running_loop().time()
-        raw = await passage.body()
+        relay, arrived = self._relay, asyncio.get_running_loop().time()
+        raw = relay.salted(self._path, await passage.body(), passage.caller)
         answer = asyncio.create_task(self._answer(passage, raw, arrived))
-        self._relay.answers.add(answer)
+        relay.answers.add(answer)
         hang_up = asyncio.create_task(passage.hang_up())
         try:
             await asyncio.wait((answer, hang_up), return_when=asyncio.FIRST_COMPLETED)
             if not answer.done():
                 raise ClientGone
             if answer.cancelled():  # the router ends
-                raise Broken(self._relay.closed) if passage.started else failure("draining", self._relay.closed)
+                raise Broken(relay.closed) if passage.started else failure("draining", relay.closed)
             return answer.result()
         finally:
-            self._relay.answers.discard(answer)
+            relay.answers.discard(answer)
             answer.cancel()
             hang_up.cancel()
             await asyncio.gather(answer, hang_up, return_exceptions=True)
 
     async def _answer(self, passage: Passage, raw: bytes, arrived: float) -> str:
         relay, waits = self._relay, self._relay.config.waits
-        call = await relay.read(raw, passage.headers)
+        call = await relay.read(self._path, raw, passage.headers)
         tried: list[str] = []
         try:
             async with asyncio.timeout(waits.total):
@@ -161,7 +163,7 @@ class Forward:
         """Send `body` to `rank`; its answer, which stays open as long as `stack`. Raises Unanswered."""
         relay, waits = self._relay, self._relay.config.waits
         worker = relay.fleet.worker_of(rank)
-        headers = passage.passed_headers(rank.dp_rank if worker.config.dp_ranks > 1 else None)
+        headers = passage.passed_headers(rank.dp_rank if worker.config.dp_ranks > 1 else None, relay.door)
         relay.metrics.sent.labels(worker.name).inc()
         try:
             answer = await stack.enter_async_context(
@@ -190,5 +192,5 @@ class Forward:
         except WorkerFailed as error:
             relay.failed(worker, "broken_off", dead=False, counts=True)
             raise Broken(f"worker {worker} broke off: {error}") from error
-        await passage.end_stream()
+        await passage.end()
         relay.told(booking, ends.usage)

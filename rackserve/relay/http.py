@@ -12,8 +12,12 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
+from rackserve.api.admission import Admission
 from rackserve.api.errors import error_body, error_headers
+from rackserve.api.guard import Guard, Sessions
+from rackserve.api.health import knows
 from rackserve.base.errors import RequestError
 from rackserve.relay.forward import Forward
 from rackserve.relay.pairs import PAIR_PATHS, ForwardPair
@@ -32,8 +36,8 @@ PATHS = (
 """What is forwarded, with POST."""
 
 
-def create_app(relay: Relay) -> Starlette:
-    """The ASGI application; its lifespan watches the workers."""
+def create_app(relay: Relay) -> ASGIApp:
+    """The ASGI application behind its guard; its lifespan watches the workers."""
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -41,11 +45,24 @@ def create_app(relay: Relay) -> Starlette:
             yield
         await relay.aclose()
 
+    app = Starlette(routes=routes(relay), exception_handlers={HTTPException: _refuse_path}, lifespan=lifespan)
+    config, door = relay.config, relay.door
+    admission = Admission(app, config.tenant_requests)
+    return Guard(admission, door.keys, Sessions(), hosts=door.hosts, open_metrics=config.security.open_metrics)
+
+
+def routes(relay: Relay) -> list[Route]:
+    """What is forwarded and what the router answers itself."""
+
     async def models(_: Request) -> Response:
         entries = [{"id": name, "object": "model", "created": 0, "owned_by": "worker"} for name in relay.fleet.models()]
         return _json({"object": "list", "data": entries})
 
-    async def health(_: Request) -> Response:
+    async def health(request: Request) -> Response:
+        ready = relay.is_ready
+        body: dict[str, object] = {"live": True, "ready": ready, "draining": relay.draining}
+        if request.url.path == "/ready" or not knows(request.scope):
+            return _json(body, 200 if ready else 503)
         workers = [
             {
                 "worker": worker.name,
@@ -57,9 +74,7 @@ def create_app(relay: Relay) -> Starlette:
             }
             for worker in relay.fleet.workers
         ]
-        ready = relay.is_ready
-        body = {"live": True, "ready": ready, "draining": relay.draining, "open_requests": relay.num_open, "workers": workers}
-        return _json(body, 200 if ready else 503)
+        return _json({**body, "open_requests": relay.num_open, "workers": workers}, 200 if ready else 503)
 
     async def live(_: Request) -> Response:
         return _json({"live": True})
@@ -69,17 +84,14 @@ def create_app(relay: Relay) -> Starlette:
 
     paths = [path for path in PATHS if not relay.config.has_pairs or path in PAIR_PATHS]
     make = ForwardPair if relay.config.has_pairs else Forward
-    return Starlette(
-        routes=[
-            *(Route(path, make(relay, path), methods=["POST"]) for path in paths),
-            Route("/v1/models", models),
-            Route("/health", health),
-            Route("/live", live),
-            Route("/metrics", scrape),
-        ],
-        exception_handlers={HTTPException: _refuse_path},
-        lifespan=lifespan,
-    )
+    return [
+        *(Route(path, make(relay, path), methods=["POST"]) for path in paths),
+        Route("/v1/models", models),
+        Route("/health", health),
+        Route("/ready", health),
+        Route("/live", live),
+        Route("/metrics", scrape),
+    ]
 
 
 def _json(value: object, status: int = 200) -> Response:

@@ -13,6 +13,7 @@ from rackserve.base.errors import RequestError
 from rackserve.relay.forward import Forward, Unanswered
 from rackserve.relay.passage import Passage
 from rackserve.relay.placer import Booking
+from rackserve.relay.prompts import fields_of
 from rackserve.relay.upstream import RawHeaders, WorkerFailed
 
 PAIR_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
@@ -27,8 +28,6 @@ _ASK_REMOTE = {
     "remote_port": None,
 }
 
-_Fields = dict[str, msgspec.Raw]
-
 
 class _Prefilled(msgspec.Struct):
     kv_transfer_params: msgspec.Raw = msgspec.Raw(b"null")
@@ -39,14 +38,6 @@ _prefilled = msgspec.json.Decoder(_Prefilled)
 
 def _raw(value: object) -> msgspec.Raw:
     return msgspec.Raw(msgspec.json.encode(value))
-
-
-def fields_of(raw: bytes) -> _Fields:
-    """A body's fields, each as it was written. Raises RequestError unless it is an object."""
-    try:
-        return msgspec.json.decode(raw, type=_Fields)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise RequestError(f"the body is not a JSON object: {error}", code="invalid_json") from error
 
 
 def prefill_body(raw: bytes) -> bytes:

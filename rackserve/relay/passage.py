@@ -9,6 +9,7 @@ from rackserve.api.errors import error_body, error_headers
 from rackserve.api.exchange import Exchange
 from rackserve.api.limits import Limits
 from rackserve.base.errors import RequestError
+from rackserve.relay.door import Door
 from rackserve.relay.upstream import HOP_BY_HOP, RawHeaders
 
 _NOT_PASSED = HOP_BY_HOP | {b"host", b"content-length"}
@@ -36,12 +37,14 @@ class Passage(Exchange):
             raise RequestError(f"{RANK_HEADER} must be a number, got {asked[:40]!r}", param=RANK_HEADER)
         return int(asked)
 
-    def passed_headers(self, dp_rank: int | None) -> list[tuple[bytes, bytes]]:
-        """What goes on to the worker: all but what belongs to this connection, with the rank it is for."""
-        dropped = {*_NOT_PASSED, RANK_HEADER.encode()}
+    def passed_headers(self, dp_rank: int | None, door: Door) -> list[tuple[bytes, bytes]]:
+        """What goes on to the worker: all but what belongs to this connection and, where `door` asks for keys, to the router;
+        with the rank it is for and the worker's key."""
+        dropped = {*_NOT_PASSED, RANK_HEADER.encode(), *door.kept_back}
         named = self.headers.get("connection", "").lower().encode("latin-1").split(b",")
         dropped.update(name.strip() for name in named)
         headers = [(name, value) for name, value in self.headers.raw if name not in dropped]
+        headers += door.for_workers
         if dp_rank is not None:
             headers.append((RANK_HEADER.encode(), str(dp_rank).encode()))
         return headers
@@ -56,11 +59,15 @@ class Passage(Exchange):
         """An answer that was read to its end before."""
         await self.begin(status, headers)
         await self.pass_on(body)
-        await self.end_stream()
+        await self.end()
 
     async def pass_on(self, piece: bytes) -> None:
         """The next piece of its body."""
         await self._put({"type": "http.response.body", "body": piece, "more_body": True})
+
+    async def end(self) -> None:
+        """The end of its body."""
+        await self._put({"type": "http.response.body", "body": b""})
 
     async def refuse(self, error: RequestError) -> None:
         """Tell an error of the router's own. Before the first byte only."""
@@ -75,7 +82,7 @@ class Passage(Exchange):
             return
         event = b"event: error\ndata: " + _named_error(error) if self._named else b"data: " + error_body(error)
         await self.pass_on(b"\n\n" + event + b"\n\n")  # what was cut off in the middle of an event is ended first
-        await self.end_stream()
+        await self.end()
 
 
 def _named_error(error: RequestError) -> bytes:

@@ -8,17 +8,22 @@ from collections import Counter
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 
+import msgspec
 from starlette.datastructures import Headers
 
+from rackserve.api.call import Caller
 from rackserve.api.errors import failure
+from rackserve.api.keys import salt_of
 from rackserve.base.errors import RequestError
 from rackserve.relay.breaker import RetryBudget
 from rackserve.relay.config import RouteConfig
+from rackserve.relay.door import Door
 from rackserve.relay.feed import EventFeed
 from rackserve.relay.ledger import BlockLedger
 from rackserve.relay.metrics import RelayMetrics
 from rackserve.relay.placer import Booking, Placer
-from rackserve.relay.prompts import Call, PromptReader
+from rackserve.relay.prompts import Call, PromptReader, fields_of, text_of
+from rackserve.relay.rendering import DIALECTS, Rendering
 from rackserve.relay.upstream import Upstream
 from rackserve.relay.usage import Usage
 from rackserve.relay.waiting import WaitingLine
@@ -39,12 +44,15 @@ class Relay:
     closed   why there are no more, once the router ends
     """
 
-    def __init__(self, config: RouteConfig) -> None:
+    def __init__(self, config: RouteConfig, door: Door | None = None) -> None:
+        """Without a `door` nobody is asked for a key. Raises FileFormatError naming what lacks in the tokenizer's folder."""
         self.config = config
+        self.door = door or Door()
         self.fleet = Fleet(config)
         self.placer = Placer(config)
         self.upstream = Upstream()
-        self.reader = PromptReader(config.tokenizer, config.key_tokens)
+        rendering = Rendering(config.tokenizer, trust_template=config.trust_template) if config.tokenizer else None
+        self.reader = PromptReader(config.key_tokens, rendering)
         self.line = WaitingLine(config.queued, config.waits.queue, self.release)
         self.budget = RetryBudget(config.retries.budget)
         self.metrics = RelayMetrics((worker.name for worker in self.fleet.workers), self._gauges)
@@ -97,12 +105,21 @@ class Relay:
         roles = {worker.config.role for worker in self.fleet.workers}
         return not self.draining and roles == {worker.config.role for worker in self.fleet.workers if worker.up}
 
-    async def read(self, raw: bytes, headers: Headers) -> Call:
-        """What the body asks for. Raises RequestError: 400 if it is no object, 404 if no worker serves its model."""
+    def salted(self, path: str, raw: bytes, caller: Caller) -> bytes:
+        """The body, with a cache salt of the caller's tenant if it has one. Raises RequestError (400) if it is no object."""
+        if not caller.tenant or path not in DIALECTS:
+            return raw
+        fields = fields_of(raw)
+        asked = text_of(fields, "cache_salt")
+        fields["cache_salt"] = msgspec.Raw(msgspec.json.encode(salt_of(self.door.secret, caller.tenant, asked)))
+        return msgspec.json.encode(fields)
+
+    async def read(self, path: str, raw: bytes, headers: Headers) -> Call:
+        """What the body asks for of `path`. Raises RequestError: 400 if it is no object, 404 if no worker serves its model."""
         if self._threads is None:
-            call = self.reader.read(raw, headers)
+            call = self.reader.read(path, raw, headers)
         else:
-            call = await asyncio.get_running_loop().run_in_executor(self._threads, self.reader.read, raw, headers)
+            call = await asyncio.get_running_loop().run_in_executor(self._threads, self.reader.read, path, raw, headers)
         if not self.fleet.knows(call.model):
             known = ", ".join(self.fleet.models()[:20])
             text = f"no worker serves the model {call.model[:200]!r}; there are: {known}"

@@ -14,6 +14,7 @@ import zmq
 import zmq.asyncio
 
 from rackserve.live.kv_events import LARGEST_BATCH, NUMBER_BYTES, REPLAY_END
+from rackserve.relay.door import WORKER_KEY_VARIABLE
 from rackserve.relay.feed import EventFeed
 from rackserve.relay.relay import Relay
 from rackserve.relay.workers import Worker
@@ -46,7 +47,7 @@ def endpoint_of(base: str, dp_rank: int) -> str:
 @asynccontextmanager
 async def watching(relay: Relay) -> AsyncIterator[None]:
     """Watch as long as the block runs. Entered after every worker was looked at once."""
-    async with httpx.AsyncClient(timeout=relay.config.waits.probe, trust_env=False) as client:
+    async with httpx.AsyncClient(timeout=relay.config.waits.probe, headers=relay.door.for_workers, trust_env=False) as client:
         await asyncio.gather(*(_look(relay, client, worker) for worker in relay.fleet.workers))
         jobs: list[Coroutine[object, object, None]] = [_probe(relay, client, worker) for worker in relay.fleet.workers]
         jobs.append(_age(relay))
@@ -80,14 +81,25 @@ async def _look(relay: Relay, client: httpx.AsyncClient, worker: Worker) -> bool
         if not found.is_success:
             return False
         if not worker.up or not worker.models:
-            listed = await client.get(worker.config.url + "/v1/models")
-            worker.models = frozenset(model.id for model in msgspec.json.decode(listed.content, type=_Models).data)
+            worker.models = await _models(client, worker)
     except (httpx.HTTPError, OSError):
         return False
-    except msgspec.MsgspecError:
-        _log.warning("%s does not list its models; requests for any go there", worker.name)
     relay.find(worker)
     return True
+
+
+async def _models(client: httpx.AsyncClient, worker: Worker) -> frozenset[str]:
+    """What `worker` says it serves; nothing if it does not say, which is told when it comes up."""
+    listed = await client.get(worker.config.url + "/v1/models")
+    try:
+        found = frozenset(model.id for model in msgspec.json.decode(listed.content, type=_Models).data)
+    except msgspec.MsgspecError:
+        found = frozenset()
+    if not found and not worker.up:
+        status = listed.status_code
+        remedy = f"; if it asks for a key, put that into {WORKER_KEY_VARIABLE}" if status in (401, 403) else ""
+        _log.warning("%s does not list its models (HTTP %d), so requests for any go there%s", worker.name, status, remedy)
+    return found
 
 
 async def _probe(relay: Relay, client: httpx.AsyncClient, worker: Worker) -> None:

@@ -45,7 +45,7 @@ async def scene(folder: Path) -> None:
             await until(lambda: relay.is_ready)
 
             def held(tokens: list[int]) -> int:
-                chain = relay.reader.read(msgspec.json.encode({"prompt": tokens}), {}).chain
+                chain = relay.reader.read("/v1/completions", msgspec.json.encode({"prompt": tokens}), {}).chain
                 blocks = relay.placer.index.match(chain).get(worker.ranks[0], 0)
                 assert blocks <= count(chain)
                 return blocks

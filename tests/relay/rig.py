@@ -10,6 +10,7 @@ import httpx
 
 from rackserve.api.server import listen, serve
 from rackserve.relay.config import PairForm, Retries, RouteConfig, Waits, WorkerConfig, WorkerRole
+from rackserve.relay.door import Door
 from rackserve.relay.http import create_app
 from rackserve.relay.relay import Relay
 from tests.relay.stub import StubWorker
@@ -69,6 +70,7 @@ async def routing(
     workers: Sequence[StubWorker] = (),
     events: Callable[[StubWorker], dict[str, str]] = lambda worker: {},
     tokenizer: str = "",
+    door: Door | None = None,
 ) -> AsyncIterator[Rig]:
     """A router that has looked at its workers and is ready."""
     stubs = list(workers) or [StubWorker() for _ in range(len(roles) or num_workers)]
@@ -86,7 +88,7 @@ async def routing(
     config = RouteConfig(
         workers=tuple(made), pairs=pairs, waits=waits, retries=retries or Retries(), block_tokens=4, tokenizer=tokenizer
     )
-    relay = Relay(change(config))
+    relay = Relay(change(config), door)
     listener, stop = listen("127.0.0.1", 0), asyncio.Event()
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     async with httpx.AsyncClient(base_url=url, timeout=10, trust_env=False) as client:

@@ -77,6 +77,7 @@ class StubWorker:
     status     what it answers with, if not 200
     cut        break off after so many pieces of a stream
     hold       answers wait for this event before their first byte
+    key        without it models are not listed
     """
 
     model: str = "m"
@@ -87,8 +88,10 @@ class StubWorker:
     cut: int | None = None
     hold: asyncio.Event | None = None
     kv_params: object = None
+    key: str = ""
     seen: list[Seen] = field(default_factory=list)
     num_open: int = 0
+    num_looks: int = 0
     port: int = 0
 
     def __post_init__(self) -> None:
@@ -127,8 +130,10 @@ class StubWorker:
                 headers = {k.lower(): v.strip() for k, _, v in (line.partition(":") for line in head[1:] if line)}
                 raw = await reader.readexactly(int(headers.get("content-length", "0")))
                 if method == "GET":
-                    listed = b"{}" if path == "/health" else msgspec.json.encode({"data": [{"id": self.model}]})
-                    await self._reply(writer, 200, listed)
+                    self.num_looks += 1
+                    closed = self.key and path != "/health" and headers.get("authorization") != f"Bearer {self.key}"
+                    listed = b"{}" if path == "/health" or closed else msgspec.json.encode({"data": [{"id": self.model}]})
+                    await self._reply(writer, 401 if closed else 200, listed)
                     continue
                 self.seen.append(Seen(path, headers, msgspec.json.decode(raw)))
                 self.num_open += 1

@@ -74,7 +74,9 @@ def test_a_dead_worker_with_the_best_prefix_costs_one_try_and_the_client_sees_no
             assert rig.count("failures", dead.name, "no_answer") == 1
             assert rig.relay.placer.index.holders() != []
             await rig.quiet()
-            held = rig.relay.placer.index.match(rig.relay.reader.read(msgspec.json.encode({"model": "m", **body}), {}).chain)
+            held = rig.relay.placer.index.match(
+                rig.relay.reader.read("/v1/completions", msgspec.json.encode({"model": "m", **body}), {}).chain
+            )
             assert all(rank.worker != dead.name for rank in held)
 
     run(test)

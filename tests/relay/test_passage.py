@@ -9,6 +9,7 @@ import pytest
 
 from rackserve.api.limits import Limits
 from rackserve.base.errors import RequestError
+from rackserve.relay.door import Door
 from rackserve.relay.passage import Passage
 
 
@@ -46,8 +47,8 @@ def test_only_what_belongs_to_the_connection_stays_behind() -> None:
         (b"x-twice", b"2"),
     )
     kept = [(b"authorization", b"Bearer k"), (b"x-twice", b"1"), (b"x-twice", b"2")]
-    assert passage.passed_headers(None) == kept
-    assert passage.passed_headers(3) == [*kept, (b"x-data-parallel-rank", b"3")]
+    assert passage.passed_headers(None, Door()) == kept
+    assert passage.passed_headers(3, Door()) == [*kept, (b"x-data-parallel-rank", b"3")]
 
 
 @pytest.mark.parametrize("asked", [b"x", b"-1", b"1.0", b"\xb2", b"1234567"])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import msgspec
 import pytest
 from hypothesis import given, settings
@@ -13,16 +11,19 @@ from rackserve.base.errors import RequestError
 from rackserve.base.keys import Chain, common_blocks, count, extend_chain
 from rackserve.relay.ledger import root_key
 from rackserve.relay.prompts import Call, PromptReader
+from rackserve.relay.rendering import DIALECTS, Rendering
 from rackserve.text.tokenizer import pack
 
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
-def read(reader: PromptReader, body: object, **headers: str) -> Call:
+
+def read(reader: PromptReader, body: object, path: str = CHAT, **headers: str) -> Call:
     names = {name.replace("_", "-"): value for name, value in headers.items()}
-    return reader.read(msgspec.json.encode(body), names)
+    return reader.read(path, msgspec.json.encode(body), names)
 
 
 def by_text(block_tokens: int = 4) -> PromptReader:
-    return PromptReader("", block_tokens)
+    return PromptReader(block_tokens)
 
 
 def shared(a: Chain, b: Chain) -> int:
@@ -76,7 +77,10 @@ def test_what_was_read_before_changes_no_key(prompts: list[tuple[str, str]]) -> 
     ("headers", "body", "session"),
     [
         ({"x_session_id": "a"}, {}, "a"),
-        ({"x_session_affinity": "b"}, {"session_id": "z"}, "b"),
+        ({"x_session_affinity": "b"}, {"prompt_cache_key": "z"}, "b"),
+        ({"x_session_affinity": "b"}, {"session_id": "z"}, "z"),
+        ({"x_correlation_id": "g"}, {}, "g"),
+        ({}, {"metadata": {"user_id": "somebody in many conversations"}}, ""),
         ({"session_id": "c"}, {}, "c"),
         ({"thread_id": "d"}, {}, "d"),
         ({}, {"prompt_cache_key": "e"}, "e"),
@@ -92,67 +96,62 @@ def test_a_session_is_found_wherever_clients_put_it(headers: dict[str, str], bod
 @pytest.mark.parametrize("raw", [b"", b"[]", b"3", b"{", b"\xff\xfe", b"[" * 100_000, b'{"model": "x"'])
 def test_what_is_no_object_is_refused(raw: bytes) -> None:
     with pytest.raises(RequestError) as caught:
-        by_text().read(raw, {})
+        by_text().read(CHAT, raw, {})
     assert caught.value.status == 400
 
 
 @pytest.mark.parametrize("body", [{}, {"prompt": 3}, {"prompt": [[]]}, {"messages": None}, {"model": 4, "max_tokens": "x"}])
 @pytest.mark.parametrize("tokenizer", ["", "numbers"])
 def test_odd_fields_are_the_workers_to_judge(tokenizer: str, body: object) -> None:
-    assert read(PromptReader(tokenizer, 4), body).model == ""
+    for path in DIALECTS:
+        assert read(PromptReader(4, Rendering(tokenizer) if tokenizer else None), body, path).model == ""
 
 
 IDS = list(range(1000, 1030))
 
 
 def test_token_ids_and_their_text_have_the_keys_of_kv_events() -> None:
-    reader = PromptReader("numbers", 4)
+    reader = PromptReader(4, Rendering("numbers"))
     expected = extend_chain(b"", root_key(4), pack(IDS), 4)
     for prompt in (IDS, [IDS, [1]], " ".join(map(str, IDS)), [" ".join(map(str, IDS)), "1"]):
-        call = read(reader, {"prompt": prompt})
+        call = read(reader, {"prompt": prompt}, COMPLETIONS)
         assert (call.chain, call.tokens, call.by_tokens) == (expected, len(IDS), True)
 
 
 def test_salts_and_adapters_have_roots_of_their_own() -> None:
-    reader = PromptReader("numbers", 4)
+    reader = PromptReader(4, Rendering("numbers"))
     reader.adapters.add("tuned")
     for fields, root in (
         ({"cache_salt": "s"}, root_key(4, "s")),
         ({"model": "tuned"}, root_key(4, "", "tuned")),
         ({"model": "base"}, root_key(4)),
     ):
-        assert read(reader, {"prompt": IDS, **fields}).chain == extend_chain(b"", root, pack(IDS), 4)
+        assert read(reader, {"prompt": IDS, **fields}, COMPLETIONS).chain == extend_chain(b"", root, pack(IDS), 4)
 
 
 @pytest.mark.parametrize(
-    ("body", "reason"),
+    ("path", "body", "reason"),
     [
-        ({"messages": [{"role": "user", "content": "1 2"}]}, "no_template"),
-        ({"input": "1 2 3"}, "dialect"),
-        ({"prompt": "1 2", "tools": [{}]}, "tools"),
-        ({"prompt": "not numbers"}, "refused"),
-        ({}, "no_prompt"),
+        (CHAT, {"messages": [{"role": "user", "content": "1 2"}]}, "no_template"),
+        ("/v1/responses", {"model": "m", "input": "1 2 3"}, "no_template"),
+        (COMPLETIONS, {"prompt": "not numbers"}, "refused"),
+        (COMPLETIONS, {"prompt": [2**40]}, "refused"),
+        (COMPLETIONS, {}, "refused"),
+        (COMPLETIONS, {"prompt": "1 2", "truncate_prompt_tokens": 1}, "fields"),
     ],
 )
-def test_a_prompt_whose_ids_only_the_worker_knows_is_keyed_by_text_and_counted(body: object, reason: str) -> None:
-    reader = PromptReader("numbers", 1)
-    assert not read(reader, body).by_tokens
+def test_a_prompt_whose_ids_only_the_worker_knows_is_keyed_by_text_and_counted(path: str, body: object, reason: str) -> None:
+    reader = PromptReader(1, Rendering("numbers"))
+    assert not read(reader, body, path).by_tokens
     assert dict(reader.fallbacks) == {reason: 1}
 
 
-def test_a_chat_is_rendered_as_the_model_folder_says(tmp_path: Path) -> None:
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+def test_messages_name_their_session_in_metadata() -> None:
+    assert read(by_text(), {"metadata": {"user_id": "u"}}, "/v1/messages").session == "u"
+    assert read(by_text(), {"metadata": {"user_id": 3}}, "/v1/messages").session == ""
 
-    alphabet = {character: at for at, character in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    backend = Tokenizer(models.BPE(alphabet, []))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    backend.save(str(tmp_path / "tokenizer.json"))
-    (tmp_path / "tokenizer_config.json").write_text(
-        msgspec.json.encode({"chat_template": "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"}).decode()
-    )
-    reader = PromptReader(str(tmp_path), 2)
-    call = read(reader, {"messages": [{"role": "user", "content": "hello"}]})
-    tokens = pack(backend.encode("<user>hello").ids)
-    assert call.chain == extend_chain(b"", root_key(2), tokens, 2)
-    assert call.by_tokens
+
+@pytest.mark.parametrize("path", ["/tokenize", "/detokenize", "/v1/messages/count_tokens"])
+def test_what_generates_nothing_says_nothing_of_caches(path: str) -> None:
+    call = read(by_text(), {**turn(3), "prompt_cache_key": "s"}, path)
+    assert (call.model, call.session, call.chain, call.tokens) == ("m", "s", b"", 0)

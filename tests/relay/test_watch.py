@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from rackserve.live.kv_events import KvEvent, KvPublisher, encode_batch
+from rackserve.relay.door import WORKER_KEY_VARIABLE, Door
 from rackserve.relay.watch import endpoint_of
 from tests.relay.rig import Rig, routing, run, until
 from tests.relay.stub import StubWorker
@@ -77,7 +78,7 @@ class Published:
 def agrees(rig: Rig, prompts: list[list[int]]) -> bool:
     """Whether the router's index is what each worker's cache holds."""
     for prompt in prompts:
-        chain = rig.relay.reader.read(msgspec.json.encode({"prompt": prompt}), {}).chain
+        chain = rig.relay.reader.read("/v1/completions", msgspec.json.encode({"prompt": prompt}), {}).chain
         held = {rank.worker: blocks for rank, blocks in rig.relay.placer.index.match(chain).items()}
         for worker in rig.workers:
             own = worker.cache.hashes(prompt)
@@ -146,5 +147,20 @@ def test_a_worker_whose_replay_does_not_answer_is_used_all_the_same() -> None:
                 await rig.quiet()
         finally:
             fleet.close()
+
+    run(test)
+
+
+def test_a_worker_that_asks_for_a_key_is_asked_with_it_or_the_remedy_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    async def test() -> None:
+        async with routing(workers=[StubWorker(key="w")], door=Door(worker_key="w")) as rig:
+            assert rig.relay.fleet.models() == ["m"] and not caplog.messages
+        async with routing(workers=[StubWorker(key="w")]) as rig:
+            worker = rig.relay.fleet.workers[0]
+            await until(lambda: rig.workers[0].num_looks > 8)
+            assert worker.up and not rig.relay.fleet.models()
+            assert (await rig.post({"prompt": "1 2 3"})).status_code == 200
+        (told,) = [message for message in caplog.messages if "models" in message]
+        assert WORKER_KEY_VARIABLE in told and worker.name in told
 
     run(test)

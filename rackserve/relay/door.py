@@ -1,0 +1,54 @@
+"""Who may use the router, and as whom the router comes to the workers: its own keys end here, theirs begin here."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+
+from rackserve.api.guard import LOOPBACK
+from rackserve.api.keys import KeyRing
+from rackserve.base.errors import ConfigError
+from rackserve.relay.config import RouteConfig
+
+KEY_VARIABLE = "RACKSERVE_API_KEY"
+WORKER_KEY_VARIABLE = "RACKSERVE_WORKER_KEY"
+
+
+class Door:
+    """Keys of both sides. Without any, what a client sends as its key goes on to the workers, which may check it.
+
+    keys         whom the router lets in; none: everyone
+    hosts        names under which it may be addressed; empty: any
+    secret       what cache salts of tenants are derived with; caches of workers know them until the router ends
+    kept_back    names of headers that do not go on to a worker
+    for_workers  headers that every worker gets
+    """
+
+    __slots__ = ("for_workers", "hosts", "kept_back", "keys", "secret")
+
+    def __init__(self, keys: KeyRing | None = None, worker_key: str = "", hosts: frozenset[str] = frozenset()) -> None:
+        self.keys = keys or KeyRing([])
+        self.hosts = hosts
+        self.secret = secrets.token_bytes(32)
+        ends_here = bool(self.keys) or bool(worker_key)
+        self.kept_back = frozenset({b"authorization", b"x-api-key", b"cookie"}) if ends_here else frozenset()
+        self.for_workers = [(b"authorization", f"Bearer {worker_key}".encode())] if worker_key else []
+
+    @classmethod
+    def open(cls, config: RouteConfig, environment: Mapping[str, str]) -> Door:
+        """The door that settings and environment tell of.
+
+        Raises ConfigError where anyone could reach a router without keys, or FileFormatError naming the key file.
+        """
+        keys = KeyRing.open(config.security.key_file, environment.get(KEY_VARIABLE, ""))
+        if not keys and config.host not in LOOPBACK and not config.security.keyless:
+            raise ConfigError(
+                f"host is {config.host} and there is no API key: anyone who reaches this address could use the workers. Set "
+                f"{KEY_VARIABLE} or security.key_file (`rackserve key` makes one), or security.keyless if that is meant"
+            )
+        given = {name.lower() for name in config.security.hosts}
+        if config.host in LOOPBACK:
+            hosts = frozenset({*LOOPBACK, *given})
+        else:
+            hosts = frozenset({config.host.lower(), *LOOPBACK, *given}) if given else frozenset()
+        return cls(keys, environment.get(WORKER_KEY_VARIABLE, ""), hosts)
