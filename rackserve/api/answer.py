@@ -231,8 +231,12 @@ class Echo:
         return (first, *(entry_of(self._tokenizer, at, self._tokenizer.piece(token), each) for token, at, each in pairs))
 
 
-async def merge(choices: list[AsyncGenerator[Delta, None]]) -> AsyncGenerator[Delta, None]:
+def merge(choices: list[AsyncGenerator[Delta, None]]) -> AsyncGenerator[Delta, None]:
     """The deltas of all `choices` as they come. The first error ends all; leaving early closes all."""
+    return choices[0] if len(choices) == 1 else _merge(choices)
+
+
+async def _merge(choices: list[AsyncGenerator[Delta, None]]) -> AsyncGenerator[Delta, None]:
     queue: asyncio.Queue[Delta | Exception | None] = asyncio.Queue(maxsize=2 * len(choices))
 
     async def pump(source: AsyncGenerator[Delta, None]) -> None:

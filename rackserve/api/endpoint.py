@@ -81,12 +81,10 @@ class Endpoint(ABC):
             return
         self.service.metrics.error_sent("stream")
         assert reply is not None, "a stream began before the request was read"
-        for event in reply.failure(error):
-            await exchange.send_event(event)
-        await exchange.end_stream()
+        await exchange.send_events(reply.failure(error), last=True)
 
     async def _serve(self, exchange: Exchange) -> None:
-        """Answer, or raise ClientGone as soon as the client hangs up, with everything started for it cancelled."""
+        """Answer, or raise ClientGone once the client hangs up or takes nothing, with everything started for it cancelled."""
         state = self.service.state
         if not state.takes_work:
             code = "draining" if state.draining else "unavailable"
@@ -94,9 +92,11 @@ class Endpoint(ABC):
         answer = asyncio.create_task(self.answer(exchange, await exchange.body()))
         hang_up = asyncio.create_task(exchange.hang_up())
         try:
-            await asyncio.wait((answer, hang_up), return_when=asyncio.FIRST_COMPLETED)
-            if not answer.done():
-                raise ClientGone
+            while not answer.done():
+                patience = exchange.patience()
+                if hang_up.done() or patience <= 0:
+                    raise ClientGone
+                await asyncio.wait((answer, hang_up), timeout=patience, return_when=asyncio.FIRST_COMPLETED)
             answer.result()
         finally:
             answer.cancel()
@@ -144,11 +144,10 @@ class GenerationEndpoint(Endpoint):
                 await exchange.reply(reply.body(gathered))
                 return
             async for delta in deltas:
-                for event in reply.events(delta):
-                    await exchange.send_event(event)
-        for event in reply.closing():
-            await exchange.send_event(event)
-        await exchange.end_stream()
+                events = reply.events(delta)
+                if events:
+                    await exchange.send_events(events)
+        await exchange.send_events(reply.closing(), last=True)
 
     def _note(self, ask: Ask, clamped: int) -> None:
         metrics = self.service.metrics

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from starlette.datastructures import Headers
@@ -30,7 +30,7 @@ class Exchange:
     notes    further headers of the answer
     """
 
-    __slots__ = ("_limits", "_receive", "_send", "caller", "headers", "notes", "started")
+    __slots__ = ("_limits", "_receive", "_send", "_since", "caller", "headers", "notes", "started")
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, limits: Limits) -> None:
         self.headers = Headers(scope=scope)
@@ -40,6 +40,7 @@ class Exchange:
         self._receive = receive
         self._send = send
         self._limits = limits
+        self._since = -1.0  # when the part of a stream on its way was sent
 
     async def body(self) -> bytes:
         """The request body. Raises RequestError (413, 408) or ClientGone.
@@ -87,8 +88,11 @@ class Exchange:
         await self._start(status, {"content-type": "application/json", **(headers or {}), "content-length": str(len(body))})
         await self._put({"type": "http.response.body", "body": body})
 
-    async def send_event(self, event: Event) -> None:
-        """One server-sent event; the first one sends the headers."""
+    async def send_events(self, events: Sequence[Event], *, last: bool = False) -> None:
+        """Server-sent events in one part; the first part brings the headers, the `last` one closes the response.
+
+        Whoever runs this watches `patience`: without a limit of its own a part costs less, and there is one for each token.
+        """
         if not self.started:
             await self._start(
                 200,
@@ -98,12 +102,19 @@ class Exchange:
                     "x-accel-buffering": "no",
                 },
             )
-        name = f"event: {event.name}\n".encode() if event.name else b""
-        await self._put({"type": "http.response.body", "body": name + b"data: " + event.data + b"\n\n", "more_body": True})
+        body = b"".join([_written(event) for event in events])
+        self._since = asyncio.get_running_loop().time()
+        try:
+            await self._send({"type": "http.response.body", "body": body, "more_body": not last})
+        except OSError as error:
+            raise ClientGone from error
+        finally:
+            self._since = -1.0
 
-    async def end_stream(self) -> None:
-        """Close the response."""
-        await self._put({"type": "http.response.body", "body": b""})
+    def patience(self) -> float:
+        """Seconds until a client that is not taking its part of a stream counts as gone: not above 0 when it does."""
+        waited = 0.0 if self._since < 0 else asyncio.get_running_loop().time() - self._since
+        return self._limits.send_s - waited
 
     async def _start(self, status: int, headers: Mapping[str, str]) -> None:
         self.started = True
@@ -116,6 +127,10 @@ class Exchange:
                 await self._send(message)
         except (OSError, TimeoutError) as error:
             raise ClientGone from error
+
+
+def _written(event: Event) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (event.name.encode(), event.data) if event.name else b"data: %b\n\n" % event.data
 
 
 def _too_large(limit: int) -> RequestError:

@@ -29,11 +29,14 @@ class _Mailbox:
         "_prompt_logprobs",
         "_request",
         "_tokens",
+        "_waiting",
         "cancelled",
-        "changed",
         "last",
+        "ready",
         "received",
         "running",
+        "since",
+        "timer",
     )
 
     def __init__(self, request: Request) -> None:
@@ -47,7 +50,10 @@ class _Mailbox:
         self.last: Output | None = None
         self.running = True  # the frontend has not said that the request ended
         self.cancelled = False
-        self.changed = asyncio.Event()
+        self.ready = False  # there is something to take
+        self.since = -1.0  # when the reader began to wait; -1: it does not
+        self.timer: asyncio.TimerHandle | None = None  # looks whether it waits for too long
+        self._waiting: asyncio.Future[None] | None = None
 
     def put(self, output: Output) -> None:
         """Take in what the frontend sent. Tokens seen before are skipped, a gap or a surplus ends the answer with an error."""
@@ -69,13 +75,26 @@ class _Mailbox:
         self._prompt_logprobs = self._prompt_logprobs or output.prompt_logprobs
         if not self.running:
             self.last = output
-        self.changed.set()
+        self._wake()
 
     def end(self, code: str, detail: str) -> None:
         """End the answer with an error of the gateway's own, unless it has ended already."""
         if self.last is None:
             self.last = Output(self._request, self.received, (), error=code, detail=detail)
-            self.changed.set()
+            self._wake()
+
+    def _wake(self) -> None:
+        self.ready = True
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
+
+    async def filled(self) -> None:
+        """Return when there is something to take. For one reader."""
+        if not self.ready:
+            loop = asyncio.get_running_loop()
+            self.since, self._waiting = loop.time(), loop.create_future()
+            await self._waiting
+            self.since = -1.0
 
     def take(self) -> Output:
         """Everything unread as one output; the final one once nothing more will come."""
@@ -84,7 +103,7 @@ class _Mailbox:
         self._index += len(tokens)
         self._tokens.clear()
         self._logprobs.clear()
-        self.changed.clear()
+        self.ready = False
         end = self.last
         if end is None:
             return Output(self._request, index, tokens, logprobs=logprobs, prompt_logprobs=prompt)
@@ -133,21 +152,19 @@ class Gateway:
             return
         box = self._boxes[request.id] = _Mailbox(request)
         self._idle.clear()
+        self._watch(box)
         try:
             self._transport.send(FRONTEND, Submit(request, self._node))
             done = False
             while not done:
-                wait_s = min(self._wait_s, CANCEL_WAIT_S) if box.cancelled else self._wait_s
-                try:
-                    async with asyncio.timeout(wait_s):
-                        await box.changed.wait()
-                except TimeoutError:
-                    box.end("timeout", f"no output for {wait_s:g} seconds")
+                await box.filled()
                 output = box.take()
                 done = output.finish is not None or output.error is not None
                 yield output
         finally:
             self.cancel(request.id)
+            if box.timer is not None:
+                box.timer.cancel()
             del self._boxes[request.id]
             if not self._boxes:
                 self._idle.set()
@@ -161,6 +178,22 @@ class Gateway:
         if box is not None and box.running and not box.cancelled:
             box.cancelled = True
             self._transport.send(FRONTEND, Cancel(request, reason))
+            self._watch(box)
+
+    def _watch(self, box: _Mailbox) -> None:
+        """End the answer whose reader has waited for too long; else look again when that may be.
+
+        One timer for a request, as one for each wait would be one for each token.
+        """
+        wait_s = min(self._wait_s, CANCEL_WAIT_S) if box.cancelled else self._wait_s
+        loop = asyncio.get_running_loop()
+        left = wait_s if box.ready or box.since < 0 else box.since + wait_s - loop.time()
+        if left <= 0:
+            box.end("timeout", f"no output for {wait_s:g} seconds")
+            return
+        if box.timer is not None:
+            box.timer.cancel()
+        box.timer = loop.call_later(left, self._watch, box)
 
     def close(self, detail: str) -> None:
         """End every open answer with an error that says `detail`, and refuse later ones."""

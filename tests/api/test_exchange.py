@@ -74,15 +74,33 @@ def test_a_client_that_takes_nothing_is_gone() -> None:
         run(Peer(deaf=True).exchange.reply(b"{}"))
 
 
-def test_the_first_event_brings_the_headers_and_names_have_their_line() -> None:
+def test_a_client_that_takes_no_part_of_a_stream_runs_out_of_patience() -> None:
+    async def scene() -> None:
+        peer = Peer()
+        exchange = peer.exchange
+        await exchange.send_events([Event(b"0")])
+        assert exchange.patience() == LIMITS.send_s
+        peer.deaf = True
+        sending = asyncio.create_task(exchange.send_events([Event(b"1")]))
+        while exchange.patience() > 0:
+            await asyncio.sleep(0)
+        assert not sending.done()
+        sending.cancel()
+
+    run(scene())
+
+
+def test_the_first_part_brings_the_headers_and_names_have_their_line() -> None:
     peer = Peer()
 
     async def scene() -> None:
-        await peer.exchange.send_event(Event(b'{"a":1}'))
-        await peer.exchange.send_event(Event(b"2", "ping"))
-        await peer.exchange.end_stream()
+        await peer.exchange.send_events([Event(b'{"a":1}')])
+        await peer.exchange.send_events([Event(b"2", "ping"), Event(b"3")])
+        assert peer.exchange.patience() == LIMITS.send_s
+        await peer.exchange.send_events([Event(b"4")], last=True)
 
     run(scene())
     assert peer.sent[0]["status"] == 200
-    assert [message["body"] for message in peer.sent[1:]] == [b'data: {"a":1}\n\n', b"event: ping\ndata: 2\n\n", b""]
-    assert not peer.sent[3].get("more_body", False)
+    parts = [b'data: {"a":1}\n\n', b"event: ping\ndata: 2\n\ndata: 3\n\n", b"data: 4\n\n"]
+    assert [message["body"] for message in peer.sent[1:]] == parts
+    assert [message["more_body"] for message in peer.sent[1:]] == [True, True, False]
