@@ -20,6 +20,7 @@ from rackserve.nodes.worker import Owner, Worker
 from rackserve.pool.directory import PoolConfig
 from rackserve.pool.planner import FetchRates
 from rackserve.route.placement import MAX_FETCH_COST, RouterConfig
+from rackserve.runs.accounts import TenantsConfig
 from rackserve.sched.scheduler import SchedulerConfig
 
 
@@ -49,6 +50,7 @@ class RackConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     scheduler: SchedulerConfig = SchedulerConfig()
     pool: PoolConfig = PoolConfig()
     rates: RatesConfig = RatesConfig()
+    tenants: TenantsConfig = TenantsConfig()
     deadlines: Deadlines = Deadlines()
 
     def __post_init__(self) -> None:
@@ -94,7 +96,7 @@ def build_router(config: RackConfig, layout: KvLayout, ports: Ports) -> Router:
 
 
 def build_pool(config: RackConfig, layout: KvLayout, ports: Ports) -> PoolNode:
-    return PoolNode(config.pool, layout, ports)
+    return PoolNode(config.pool, layout, ports, config.tenants)
 
 
 def build_worker(
@@ -117,6 +119,7 @@ def build_worker(
             owner,
             incarnation,
             topology.pool,
+            config.tenants,
         )
 
     if role == "decode":

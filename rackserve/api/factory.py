@@ -78,7 +78,7 @@ class RequestFactory:
     def prepare(self, ask: Ask, caller: Caller) -> Call:
         """The call that answers `ask`. Raises RequestError naming the field at fault."""
         rendered, prompts, root = self._read(ask, caller)
-        return self._call(ask, rendered, prompts, root)
+        return self._call(ask, rendered, prompts, root, caller.tenant)
 
     def prompts(self, ask: Ask, caller: Caller) -> list[bytes]:
         """The token ids of each prompt of `ask`. Raises RequestError naming the field at fault."""
@@ -101,14 +101,18 @@ class RequestFactory:
             error.param = (error.param or "messages").replace("messages", ask.field, 1)
             raise
 
-    def _check(self, ask: Ask) -> None:
-        if ask.model is not None and ask.model not in self.models:
+    def check_model(self, model: str | None) -> None:
+        """Refuse (404) a model that is not served; none named is the one that is."""
+        if model is not None and model not in self.models:
             raise RequestError(
-                f"model {ask.model[:100]!r} is not served here; served: {', '.join(self.models)}",
+                f"model {model[:100]!r} is not served here; served: {', '.join(self.models)}",
                 param="model",
                 code="model_not_found",
                 status=404,
             )
+
+    def _check(self, ask: Ask) -> None:
+        self.check_model(ask.model)
         messages = [] if ask.conversation is None else ask.conversation.messages
         if len(messages) > self.limits.messages:
             raise RequestError(f"{ask.field}: at most {self.limits.messages}, got {len(messages)}", param=ask.field)
@@ -136,7 +140,7 @@ class RequestFactory:
             if not 0 <= wrong < self._vocab_size:
                 raise RequestError(f"{field}: token id {wrong} is not in 0 to {self._vocab_size - 1}", param=field)
 
-    def _call(self, ask: Ask, rendered: Rendered, prompts: list[Prompt], root: bytes) -> Call:
+    def _call(self, ask: Ask, rendered: Rendered, prompts: list[Prompt], root: bytes, tenant: str) -> Call:
         name = f"{_PREFIXES[ask.kind]}{uuid.uuid4().hex}"
         rooms = [self._room(len(prompt.tokens) // TOKEN_BYTES, ask.field) for prompt in prompts]
         wanted = ask.max_tokens
@@ -158,6 +162,7 @@ class RequestFactory:
                     logprobs=ask.logprobs,
                     prompt_logprobs=ask.prompt_logprobs,
                     root=root,
+                    tenant=tenant,
                 )
                 for choice in range(ask.n)
             ]

@@ -240,6 +240,7 @@ class PoolStore(AttemptMessage, frozen=True):
     chain: Chain
     from_block: int
     with_window: bool = False
+    tenant: str = ""
 
 
 class PoolGranted(AttemptMessage, frozen=True):

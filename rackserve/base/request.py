@@ -97,6 +97,7 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True):
     logprobs        alternatives to report with the log-probability of each output token, or -1 for none at all
     prompt_logprobs likewise for each prompt token but the first; they come with the first output token, and no part of the
                     prompt is then taken from a cache
+    tenant          whose share of every cache its blocks count towards; chains of two tenants have no key in common
     """
 
     id: str
@@ -113,6 +114,7 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True):
     logprobs: int = -1
     root: bytes = b""
     prompt_logprobs: int = -1
+    tenant: str = ""
 
     @property
     def key(self) -> Attempt:

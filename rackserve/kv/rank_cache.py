@@ -6,6 +6,7 @@ lease keeps it pinned; a block whose key is cached already stays the lease's own
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 from rackserve.base.errors import InvariantError
@@ -13,7 +14,8 @@ from rackserve.base.ids import Rank
 from rackserve.base.keys import Chain, count, key_at, prefix
 from rackserve.base.kv_layout import KvLayout
 from rackserve.kv.arena import Arena
-from rackserve.runs.cache import NO_SLOT, Evicted, HeldRun, Removed, RunCache, Stored
+from rackserve.runs.accounts import NO_SLOT, HeldRun, TenantsConfig
+from rackserve.runs.cache import Evicted, Removed, RunCache, Stored
 
 
 @dataclass(slots=True, eq=False)
@@ -24,6 +26,7 @@ class Lease:
     matched     how many of them were found in the prefix cache at the start
     restore     window slot with the resume state at `matched`, or -1; stays put until the first commit
     committed   leading blocks that the prefix cache holds under `chain`
+    tenant      whose they are
     """
 
     blocks: list[int]
@@ -31,6 +34,7 @@ class Lease:
     restore: int = NO_SLOT
     committed: int = 0
     chain: Chain = b""
+    tenant: str = ""
     _run: HeldRun | None = None
     _private: list[int] = field(default_factory=list)  # blocks somebody else committed first
     _windows: list[int] = field(default_factory=list)  # allocated, not committed
@@ -43,16 +47,24 @@ class Lease:
 class RankCache:
     """Arena and prefix cache of one rank. Nothing in it waits: what does not fit now is refused, with nothing changed."""
 
-    __slots__ = ("_arena", "_cache", "_events", "_leases", "_windows", "layout", "rank")
+    __slots__ = ("_arena", "_cache", "_events", "_leases", "_num_leases", "_windows", "layout", "rank")
 
-    def __init__(self, rank: Rank, layout: KvLayout, num_blocks: int, num_window_slots: int = 0) -> None:
+    def __init__(
+        self,
+        rank: Rank,
+        layout: KvLayout,
+        num_blocks: int,
+        num_window_slots: int = 0,
+        tenants: TenantsConfig | None = None,
+    ) -> None:
         self.rank = rank
         self.layout = layout
         self._arena = Arena(num_blocks)
         self._windows = Arena(num_window_slots)
-        self._cache = RunCache(needs_window=layout.stores_state)
+        self._cache = RunCache(needs_window=layout.stores_state, tenants=tenants)
         self._events: list[Stored | Removed] = []
         self._leases: dict[Lease, None] = {}
+        self._num_leases: Counter[str] = Counter()  # by tenant
 
     # ------------------------------------------------------------ counts, in blocks
 
@@ -95,29 +107,33 @@ class RankCache:
 
     # ------------------------------------------------------------ leases
 
-    def acquire(self, chain: Chain, matched: int, num_new: int) -> Lease | None:
+    def acquire(self, chain: Chain, matched: int, num_new: int, tenant: str = "") -> Lease | None:
         """Pin the first `matched` blocks of `chain`, add `num_new` blocks to compute; None if they cannot be had.
 
+        A tenant that has a lease already gets no other tenant's share of the cache for the next one: it waits for its own.
         Raises InvariantError if fewer than `matched` blocks are present.
         """
         run = self._cache.pin(chain, matched) if matched else None
-        fresh = self._allocate(num_new)
+        spare = num_new <= self._arena.num_free or not self._num_leases[tenant]
+        fits = spare or num_new <= self._arena.num_free + self._cache.reach(tenant, self._arena.total)
+        fresh = self._allocate(num_new, tenant) if fits else None
         if fresh is None:
             if run is not None:
                 self._cache.unpin(run)
             return None
-        lease = Lease(fresh)
+        lease = Lease(fresh, tenant=tenant)
         if run is not None:
             lease = Lease(
-                self._cache.slots(run) + fresh, matched, run.payload.window_slot, matched, prefix(chain, matched), run
+                self._cache.slots(run) + fresh, matched, run.payload.window_slot, matched, prefix(chain, matched), tenant, run
             )
         self._leases[lease] = None
+        self._num_leases[tenant] += 1
         return lease
 
     def grow(self, lease: Lease, num_new: int) -> bool:
         """`num_new` more blocks at the end of the lease's table; False, with nothing changed, if they cannot be had."""
         self._require_live(lease)
-        fresh = self._allocate(num_new)
+        fresh = self._allocate(num_new, lease.tenant)
         if fresh is None:
             return False
         lease.blocks += fresh
@@ -140,7 +156,7 @@ class RankCache:
         if lease._run is not None:
             self._cache.unpin(lease._run)  # before the insert, so that a run only this lease is on can grow in place
         lease.chain = prefix(chain, num_blocks)
-        surplus, _ = self._cache.insert(lease.chain, lease.blocks[done:num_blocks], done)
+        surplus, _ = self._cache.insert(lease.chain, lease.blocks[done:num_blocks], done, tenant=lease.tenant)
         lease._private += surplus
         lease.committed = num_blocks
         start = done + len(surplus)
@@ -152,7 +168,7 @@ class RankCache:
         """A slot to store a resume state of this lease in, or None if each is needed by somebody."""
         self._require_live(lease)
         if not self._windows.num_free:
-            self._give_up(self._cache.evict_window(1))
+            self._give_up(self._cache.evict_window(1, lease.tenant, self._windows.total))
         slots = self._windows.allocate(1)
         if slots is None:
             return None
@@ -188,6 +204,9 @@ class RankCache:
         """
         self._require_live(lease)
         del self._leases[lease]
+        self._num_leases[lease.tenant] -= 1
+        if not self._num_leases[lease.tenant]:
+            del self._num_leases[lease.tenant]
         if lease._run is not None:
             self._cache.unpin(lease._run)
         self._arena.free(lease.owned())
@@ -215,6 +234,8 @@ class RankCache:
         blocks, windows = self._cache.held_slots()
         self._arena.check([*blocks, *(slot for lease in self._leases for slot in lease.owned())])
         self._windows.check([*windows, *(slot for lease in self._leases for slot in lease._windows)])
+        if self._num_leases != Counter(lease.tenant for lease in self._leases):
+            raise InvariantError(f"leases on {self.rank} are counted as {dict(self._num_leases)}")
 
     # ------------------------------------------------------------ inside
 
@@ -222,11 +243,11 @@ class RankCache:
         if lease not in self._leases:
             raise InvariantError(f"a lease on {self.rank} was used after its release")
 
-    def _allocate(self, num_blocks: int) -> list[int] | None:
+    def _allocate(self, num_blocks: int, tenant: str) -> list[int] | None:
         if num_blocks > self.usable:
             return None
         if num_blocks > self._arena.num_free:
-            self._give_up(self._cache.evict(num_blocks - self._arena.num_free))
+            self._give_up(self._cache.evict(num_blocks - self._arena.num_free, tenant, self._arena.total))
         return self._arena.allocate(num_blocks)
 
     def _give_up(self, evicted: Evicted) -> None:

@@ -26,14 +26,15 @@ from rackserve.base.units import Time
 from rackserve.nodes.ports import Ports
 from rackserve.nodes.presence import Announcer
 from rackserve.pool.directory import Directory, PoolConfig
+from rackserve.runs.accounts import TenantsConfig
 from rackserve.runs.cache import Removed
 
 
 class PoolNode:
     """Node `pool`. Presence events go out before the answer that made them true (see `Directory`)."""
 
-    def __init__(self, config: PoolConfig, layout: KvLayout, ports: Ports) -> None:
-        self.directory = Directory(config, needs_window=layout.stores_state)
+    def __init__(self, config: PoolConfig, layout: KvLayout, ports: Ports, tenants: TenantsConfig | None = None) -> None:
+        self.directory = Directory(config, needs_window=layout.stores_state, tenants=tenants)
         self._ports = ports
         self.announcer = Announcer(POOL_RANK, ports.transport, self.directory.chains)
         self._sweep_at: Time | None = None
@@ -65,7 +66,9 @@ class PoolNode:
 
     def _on_store(self, message: PoolStore) -> None:
         now = self._ports.clock.now()
-        granted = self.directory.store(message.key, message.rank, message.chain, message.from_block, message.with_window, now)
+        granted = self.directory.store(
+            message.key, message.rank, message.chain, message.from_block, message.with_window, now, message.tenant
+        )
         self._announce()
         self._ports.transport.send(message.rank.worker, granted)
 

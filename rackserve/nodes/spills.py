@@ -57,14 +57,15 @@ class Spiller:
         cache = worker.caches[dp_rank]
         for at, length in enumerate(lengths):
             chain = prefix(sequence.chain, length)
-            lease = cache.acquire(chain, length, 0) if cache.present(chain) == length else None
+            lease = cache.acquire(chain, length, 0, request.tenant) if cache.present(chain) == length else None
             if lease is None:
                 continue
             if worker.layout.stores_state and lease.restore < 0:
                 cache.release(lease)
                 continue
             self._offers[sequence.key] = _Offer(sequence, lease, lengths[at + 1 :], after)
-            message = PoolStore(request.id, request.attempt, worker.ranks[dp_rank], chain, 0, lease.restore >= 0)
+            has_state = lease.restore >= 0
+            message = PoolStore(request.id, request.attempt, worker.ranks[dp_rank], chain, 0, has_state, request.tenant)
             worker.ports.transport.send(POOL, message)
             worker.set_alarm(SPILL, sequence, limit="lookup")
             return

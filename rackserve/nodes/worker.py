@@ -33,6 +33,7 @@ from rackserve.nodes.presence import Announcer
 from rackserve.nodes.queue_counts import QUEUED, RUNNING, QueueCounts
 from rackserve.nodes.spills import SPILL, Spiller
 from rackserve.ports import Engine
+from rackserve.runs.accounts import TenantsConfig
 from rackserve.runs.cache import Removed
 from rackserve.sched.lockstep import NOTHING, LockstepGroup
 from rackserve.sched.queue import ORDERS, WaitingQueue
@@ -78,6 +79,7 @@ class Worker:
         owner: Owner,
         incarnation: int,
         pool: bool,
+        tenants: TenantsConfig | None = None,
     ) -> None:
         if ports.engine is None or ports.store is None:
             raise InvariantError("a worker needs an engine and a store port")
@@ -87,7 +89,7 @@ class Worker:
         self.config = scheduler
         self.ranks = [Rank(worker, index) for index in range(num_ranks)]
         windows = num_windows if layout.has_window else 0
-        self.caches = [RankCache(rank, layout, num_blocks, windows) for rank in self.ranks]
+        self.caches = [RankCache(rank, layout, num_blocks, windows, tenants) for rank in self.ranks]
         schedulers = [
             Scheduler(scheduler, rank, cache, layout.block_tokens) for rank, cache in zip(self.ranks, self.caches, strict=True)
         ]
@@ -135,7 +137,7 @@ class Worker:
     def acquire(self, sequence: Sequence, dp_rank: int, matched: int, num_blocks: int) -> bool:
         """Blocks for `sequence`: `matched` from the prefix cache, up to `num_blocks` in all; False if they cannot be had."""
         cache = self.caches[dp_rank]
-        lease = cache.acquire(sequence.chain, matched, num_blocks - matched)
+        lease = cache.acquire(sequence.chain, matched, num_blocks - matched, sequence.request.tenant)
         if lease is None:
             return False
         sequence.lease = lease

@@ -19,7 +19,8 @@ from rackserve.base.messages import PoolFound, PoolGranted
 from rackserve.base.ranges import MAX_SECONDS, require_range
 from rackserve.base.units import NS_PER_S, Time
 from rackserve.pool.segments import Segments, decode, decode_all
-from rackserve.runs.cache import NO_SLOT, Evicted, HeldRun, Removed, RunCache, Stored
+from rackserve.runs.accounts import NO_SLOT, HeldRun, TenantsConfig
+from rackserve.runs.cache import Evicted, Removed, RunCache, Stored
 
 
 class PoolConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -71,6 +72,7 @@ class Grant:
     window_slot: int
     parent: HeldRun | None
     deadline: Time
+    tenant: str
 
     @property
     def window_slots(self) -> list[int]:
@@ -86,12 +88,12 @@ class Directory:
     __slots__ = ("_cache", "_config", "_events", "_grants", "_leases", "_number", "_writing", "blocks", "counters",
                  "late_grants", "windows")  # fmt: skip
 
-    def __init__(self, config: PoolConfig, *, needs_window: bool) -> None:
+    def __init__(self, config: PoolConfig, *, needs_window: bool, tenants: TenantsConfig | None = None) -> None:
         self.blocks = Segments()
         self.windows = Segments()
         self.counters = PoolCounters()
         self._config = config
-        self._cache = RunCache(needs_window=needs_window, eviction=config.eviction)
+        self._cache = RunCache(needs_window=needs_window, eviction=config.eviction, tenants=tenants)
         self._events: list[Stored | Removed] = []
         self._number = 0  # of the last lease or grant
         self._leases: OrderedDict[int, Lease] = OrderedDict()  # in order of their deadlines, as are the grants
@@ -131,9 +133,12 @@ class Directory:
 
     # ------------------------------------------------------------ writers
 
-    def store(self, attempt: Attempt, rank: Rank, chain: Chain, from_block: int, with_window: bool, now: Time) -> PoolGranted:
+    def store(
+        self, attempt: Attempt, rank: Rank, chain: Chain, from_block: int, with_window: bool, now: Time, tenant: str = ""
+    ) -> PoolGranted:
         """Grant slots for the blocks of `chain` that the pool lacks, as many from the front as there is room for.
 
+        Blocks of others than `tenant` give way only as far as those hold more than their share.
         The writer has blocks [from_block, count(chain)) and, if `with_window`, the resume state at the end. Nothing is
         granted (grant 0) if blocks before `from_block` are missing or another writer is at the same blocks.
         """
@@ -146,17 +151,18 @@ class Directory:
         if start < total and key_at(chain, start) in self._writing:
             return nothing
         parent = self._cache.pin(chain, start) if start else None  # before making room, which must not take it
-        slots = self._room(total - start, rank)
+        slots = self._room(total - start, rank, tenant)
         self.counters.refused_full += total - start - len(slots)
         end = start + len(slots)
-        window_slot = self._window_room(rank) if window and end == total else NO_SLOT
+        window_slot = self._window_room(rank, tenant) if window and end == total else NO_SLOT
         if not slots and window_slot == NO_SLOT:
             if parent is not None:
                 self._unpin(parent)
             return nothing
         self._number += 1
         deadline = now + self._config.lease_ns
-        self._grants[self._number] = Grant(attempt, rank, prefix(chain, end), start, slots, window_slot, parent, deadline)
+        written = prefix(chain, end)
+        self._grants[self._number] = Grant(attempt, rank, written, start, slots, window_slot, parent, deadline, tenant)
         if slots:
             self._writing[key_at(chain, start)] = self._number
         return PoolGranted(
@@ -184,7 +190,7 @@ class Directory:
         if present < written.start or (not alive and window == NO_SLOT):
             self._discard(written)
             return False
-        surplus, left = self._cache.insert(chain, written.slots[:alive], written.start, window)
+        surplus, left = self._cache.insert(chain, written.slots[:alive], written.start, window, written.tenant)
         self.blocks.free(surplus + written.slots[alive:])
         self.windows.free(written.window_slots if left == window else [])
         if present < count(chain):
@@ -286,15 +292,15 @@ class Directory:
 
     # ------------------------------------------------------------ inside
 
-    def _room(self, num_slots: int, rank: Rank) -> list[int]:
+    def _room(self, num_slots: int, rank: Rank, tenant: str) -> list[int]:
         lacking = num_slots - self.blocks.num_free
         if lacking > 0:
-            self._evict(self._cache.evict(lacking))
+            self._evict(self._cache.evict(lacking, tenant, self.blocks.total, reach=False))
         return self.blocks.allocate(num_slots, self.blocks.near(rank))
 
-    def _window_room(self, rank: Rank) -> int:
+    def _window_room(self, rank: Rank, tenant: str) -> int:
         if not self.windows.num_free:
-            self._evict(self._cache.evict_window(1))
+            self._evict(self._cache.evict_window(1, tenant, self.windows.total, reach=False))
         return next(iter(self.windows.allocate(1, self.windows.near(rank))), NO_SLOT)
 
     def _evict(self, evicted: Evicted) -> None:

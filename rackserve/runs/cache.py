@@ -6,16 +6,25 @@ Shared by a rank's prefix cache and the pool's directory. It owns the slots inse
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from operator import add
 
 import msgspec
 
 from rackserve.base.errors import ConfigError, InvariantError
 from rackserve.base.keys import KEY_BYTES, Chain, count, key_at, prefix
-from rackserve.runs.eviction import EVICTION_ORDERS, LazyHeap
-from rackserve.runs.tree import Run, RunTree, ancestry
-
-NO_SLOT = -1
+from rackserve.runs.accounts import (
+    NO_SLOT,
+    Account,
+    Accounts,
+    HeldRun,
+    Holding,
+    TenantsConfig,
+    is_free_leaf,
+    is_free_snapshot,
+    split,
+)
+from rackserve.runs.eviction import EVICTION_ORDERS
+from rackserve.runs.tree import RunTree, ancestry
 
 
 class Stored(msgspec.Struct, frozen=True):
@@ -40,56 +49,27 @@ class Evicted(msgspec.Struct, frozen=True):
     removed: list[tuple[Chain, int]]
 
 
-@dataclass(slots=True)
-class Holding:
-    """Payload of a run. Ticks are logical; a parent's tick and uses are never below its child's.
-
-    slots        one per block
-    window_slot  holds the resume state at exactly the run's end, or -1
-    pins         handles on this run or below it: its blocks stay
-    held         handles on exactly this run: its resume state stays
-    """
-
-    slots: list[int]
-    window_slot: int = NO_SLOT
-    pins: int = 0
-    held: int = 0
-    tick: int = 0
-    uses: int = 0
-    window_tick: int = 0
-
-
-HeldRun = Run[Holding]
-
-
-def _split(holding: Holding, at: int) -> Holding:
-    head = Holding(holding.slots[:at], pins=holding.pins, tick=holding.tick, uses=holding.uses)
-    del holding.slots[:at]
-    return head
-
-
 class RunCache:
     """Blocks present, by key chain. With `needs_window`, a prefix is of use only where a resume state is stored.
 
-    A run that `pin` returned is a handle: valid until `unpin`, even if its blocks are lost meanwhile.
+    A run that `pin` returned is a handle: valid until `unpin`, even if its blocks are lost meanwhile. `tenant` is whose blocks
+    are put in, or for whom others are given up; chains of two tenants share no key.
     """
 
-    __slots__ = ("_detached", "_leaves", "_orphans", "_snapshots", "_tick", "_tree", "needs_window", "num_blocks",
-                 "num_pinned", "num_window_slots")  # fmt: skip
+    __slots__ = ("_accounts", "_detached", "_orphans", "_tick", "_tree", "needs_window", "num_blocks", "num_pinned",
+                 "num_window_slots")  # fmt: skip
 
-    def __init__(self, *, needs_window: bool = False, eviction: str = "lru") -> None:
+    def __init__(self, *, needs_window: bool = False, eviction: str = "lru", tenants: TenantsConfig | None = None) -> None:
         """Raises ConfigError if `eviction` is not a name in EVICTION_ORDERS."""
         if eviction not in EVICTION_ORDERS:
             raise ConfigError(f"eviction: unknown order {eviction!r}; choose from {', '.join(EVICTION_ORDERS)}")
-        order = EVICTION_ORDERS[eviction]
+        self._accounts = Accounts(EVICTION_ORDERS[eviction], tenants or TenantsConfig())
         self.needs_window = needs_window
         self.num_blocks = 0
         self.num_pinned = 0  # blocks under a pin; all others can be evicted
         self.num_window_slots = 0
         self._tick = 0
-        self._tree: RunTree[Holding] = RunTree(Holding([]), _split)
-        self._leaves: LazyHeap[HeldRun] = LazyHeap(lambda run: order(run.payload.tick, run.payload.uses))
-        self._snapshots: LazyHeap[HeldRun] = LazyHeap(lambda run: (run.payload.window_tick, 0))
+        self._tree: RunTree[Holding] = RunTree(Holding([], Account("", EVICTION_ORDERS[eviction], 0)), split)
         self._detached: dict[HeldRun, tuple[list[int], list[int]]] = {}  # pinned but lost: what survives of it
         self._orphans: tuple[list[int], list[int]] = ([], [])
 
@@ -164,7 +144,7 @@ class RunCache:
             part.payload.uses += 1
             part.payload.pins += 1
             if part.payload.pins == 1:
-                self.num_pinned += part.num_blocks
+                self._count_pinned(part, part.num_blocks)
         return run
 
     def unpin(self, run: HeldRun) -> None:
@@ -178,14 +158,16 @@ class RunCache:
             if part in self._detached:
                 self._orphan_unless_pinned(part)
             elif part.payload.pins == 0:
-                self.num_pinned -= part.num_blocks
+                self._count_pinned(part, -part.num_blocks)
                 self._offer(part)
-        if _is_free_snapshot(run) and run not in self._detached:
-            self._snapshots.add(run)
+        if is_free_snapshot(run) and run not in self._detached:
+            run.payload.account.snapshots.add(run)
 
     # ------------------------------------------------------------ insert
 
-    def insert(self, chain: Chain, slots: list[int], start: int, window_slot: int = NO_SLOT) -> tuple[list[int], int]:
+    def insert(
+        self, chain: Chain, slots: list[int], start: int, window_slot: int = NO_SLOT, tenant: str = ""
+    ) -> tuple[list[int], int]:
         """Hold blocks [start, count(chain)) of `chain` in `slots` and, if given, the resume state at the chain's end.
 
         Returns the slots the caller keeps because their blocks were present already, and the window slot or -1 likewise.
@@ -199,7 +181,8 @@ class RunCache:
             raise InvariantError("a resume state was stored in a cache without boundaries")
         surplus, fresh = slots[: depth - start], slots[depth - start :]
         if fresh:
-            run = self._append(self._tree.cut(run, depth) if depth else run, chain[depth * KEY_BYTES :], fresh)
+            account = run.payload.account if depth else self._accounts.open(tenant)
+            run = self._append(self._tree.cut(run, depth) if depth else run, chain[depth * KEY_BYTES :], fresh, account)
         elif window_slot >= 0:
             run = self._tree.cut(run, total)
         elif depth < run.end and run.parent is not None:
@@ -210,49 +193,57 @@ class RunCache:
             run.payload.window_slot = window_slot
             run.payload.window_tick = self._tick
             self.num_window_slots += 1
+            run.payload.account.num_states += 1
             window_slot = NO_SLOT
-            self._snapshots.add(run)
+            run.payload.account.snapshots.add(run)
         return surplus, window_slot
 
-    def _append(self, run: HeldRun, keys: Chain, slots: list[int]) -> HeldRun:
+    def _append(self, run: HeldRun, keys: Chain, slots: list[int], account: Account) -> HeldRun:
         """Blocks after the end of `run`: in place if nobody needs that end, so that a growing session stays one run."""
         self.num_blocks += len(slots)
-        if not _is_free_leaf(run) or run.payload.window_slot >= 0:
-            return self._tree.grow(run, keys, Holding(slots))
+        account.num_blocks += len(slots)
+        self._accounts.num_stored += len(slots)
+        if not is_free_leaf(run) or run.payload.window_slot >= 0:
+            return self._tree.grow(run, keys, Holding(slots, account))
         run.keys += keys
         run.payload.slots += slots
         return run
 
     # ------------------------------------------------------------ give up
 
-    def evict(self, num_blocks: int) -> Evicted:
+    def evict(self, num_blocks: int, tenant: str = "", capacity: int = 0, *, reach: bool = True) -> Evicted:
         """Free at least `num_blocks` unpinned blocks, or all there are; leaves only, in eviction order, each from its tail.
 
         With `needs_window` a leaf goes whole, with runs above it that lead to no other boundary: the rest is of no use.
+        `capacity`: blocks there is room for. Without `reach` other tenants' shares of it are spared, with it they come last.
         """
         out = Evicted([], [], [])
         while len(out.slots) < num_blocks:
-            run = self._leaves.pop(_is_free_leaf)
+            run, most = self._accounts.next_leaf(tenant, capacity, reach=reach)
             if run is None:
                 break
-            self._trim(run, num_blocks - len(out.slots), out)
+            self._trim(run, min(num_blocks - len(out.slots), most), out)
         return out
 
-    def evict_window(self, num_slots: int) -> Evicted:
+    def evict_window(self, num_slots: int, tenant: str = "", capacity: int = 0, *, reach: bool = True) -> Evicted:
         """Free at least `num_slots` resume states no handle is on, or all there are, the least recently matched first.
 
         Below an inner run only the state goes; an unpinned leaf goes with its blocks, which nothing could use any more.
         """
         out = Evicted([], [], [])
         while len(out.window_slots) < num_slots:
-            run = self._snapshots.pop(_is_free_snapshot)
+            run = self._accounts.next_snapshot(tenant, capacity, reach=reach)
             if run is None:
                 break
-            if _is_free_leaf(run):
+            if is_free_leaf(run):
                 self._trim(run, run.num_blocks, out)
             else:
                 self._take_snapshot(run, out.window_slots)
         return out
+
+    def reach(self, tenant: str, capacity: int) -> int:
+        """Unpinned blocks that could be given up for `tenant` without touching another's share of `capacity` blocks."""
+        return self._accounts.reach(tenant, capacity)
 
     def drop_slots(self, gone: Callable[[int], bool]) -> Evicted:
         """Slots (of both kinds) for which `gone` is true lost their content: cut each run at its first lost block.
@@ -284,29 +275,42 @@ class RunCache:
 
     def _touch(self, run: HeldRun) -> None:
         self._tick = tick = self._tick + 1
+        run.payload.account.used_at = self._accounts.num_stored
         while run.parent is not None:
             run.payload.tick = tick
             run = run.parent
 
     def _offer(self, run: HeldRun) -> None:
         """File `run` for eviction if it can be evicted."""
-        if _is_free_leaf(run):
-            self._leaves.add(run)
+        if is_free_leaf(run):
+            run.payload.account.leaves.add(run)
+
+    def _count_pinned(self, run: HeldRun, num_blocks: int) -> None:
+        self.num_pinned += num_blocks
+        run.payload.account.num_pinned += num_blocks
 
     def _take_snapshot(self, run: HeldRun, into: list[int]) -> None:
         if run.payload.window_slot >= 0:
             into.append(run.payload.window_slot)
             run.payload.window_slot = NO_SLOT
-            self.num_window_slots -= 1
-            self._snapshots.discard(run)
+            self._forget_state(run)
 
     def _unlink(self, run: HeldRun) -> HeldRun:
         """Take a leaf out of the tree and the books; its payload stays as it is. Returns its parent."""
-        self._leaves.discard(run)
-        self._snapshots.discard(run)
+        account = run.payload.account
+        account.leaves.discard(run)
+        account.snapshots.discard(run)
         self.num_blocks -= run.num_blocks
-        self.num_pinned -= run.num_blocks if run.payload.pins else 0
+        account.num_blocks -= run.num_blocks
+        self._count_pinned(run, -run.num_blocks if run.payload.pins else 0)
+        if not account.num_blocks:
+            self._accounts.close(account)
         return self._tree.remove(run)
+
+    def _forget_state(self, run: HeldRun) -> None:
+        self.num_window_slots -= 1
+        run.payload.account.num_states -= 1
+        run.payload.account.snapshots.discard(run)
 
     def _trim(self, run: HeldRun, wanted: int, out: Evicted) -> None:
         """Free the last `wanted` blocks of an unpinned leaf, or all of it (see `evict`)."""
@@ -318,7 +322,8 @@ class RunCache:
             del slots[keep - run.depth :]
             self._tree.shorten(run, keep)
             self.num_blocks -= wanted
-            self._leaves.add(run)
+            run.payload.account.num_blocks -= wanted
+            run.payload.account.leaves.add(run)
         else:
             keep = self._remove_upward(run, out)
         out.removed.append((chain, keep))
@@ -329,7 +334,7 @@ class RunCache:
             self._take_snapshot(run, out.window_slots)
             out.slots.extend(run.payload.slots)
             parent = self._unlink(run)
-            if not _is_free_leaf(parent) or parent.payload.window_slot >= 0 or not self.needs_window:
+            if not is_free_leaf(parent) or parent.payload.window_slot >= 0 or not self.needs_window:
                 self._offer(parent)
                 return run.depth
             run = parent
@@ -343,7 +348,8 @@ class RunCache:
             holding = run.payload
             survivors = [slot for slot in holding.slots if not gone(slot)]
             windows = [slot for slot in (holding.window_slot,) if slot >= 0 and not gone(slot)]
-            self.num_window_slots -= holding.window_slot >= 0
+            if holding.window_slot >= 0:
+                self._forget_state(run)
             self._unlink(run)
             if holding.pins:
                 self._detached[run] = (survivors, windows)
@@ -362,6 +368,7 @@ class RunCache:
         """Raise InvariantError unless counts, pins, ages and ownership of slots agree. Cost: all blocks held."""
         self._tree.check()
         blocks = pinned = snapshots = 0
+        found: dict[Account, tuple[int, ...]] = {}
         below: dict[HeldRun, int] = {}
         runs = [*self._tree.walk(), *self._detached]
         for run in runs:
@@ -372,26 +379,22 @@ class RunCache:
             blocks += run.num_blocks
             pinned += run.num_blocks if holding.pins else 0
             snapshots += holding.window_slot >= 0
+            account = holding.account
+            each = (run.num_blocks, run.num_blocks * (holding.pins > 0), holding.window_slot >= 0)
+            found[account] = tuple(map(add, found.get(account, (0, 0, 0)), each))
             if len(holding.slots) != run.num_blocks:
                 raise InvariantError(f"run [{run.depth}, {run.end}) has {len(holding.slots)} slots")
             if holding.held < 0 or holding.pins != holding.held + below.get(run, 0):
                 raise InvariantError(f"run [{run.depth}, {run.end}): {holding.pins} pins, {holding.held} handles")
             if parent is not None and parent.parent is not None:
                 above = parent.payload
-                if above.tick < holding.tick or above.uses < holding.uses:
-                    raise InvariantError(f"run [{run.depth}, {run.end}) looks younger than its parent")
-            if (_is_free_leaf(run) and run not in self._leaves) or (_is_free_snapshot(run) and run not in self._snapshots):
+                if above.tick < holding.tick or above.uses < holding.uses or above.account is not account:
+                    raise InvariantError(f"run [{run.depth}, {run.end}) looks younger than its parent, or another's")
+            if (is_free_leaf(run) and run not in account.leaves) or (is_free_snapshot(run) and run not in account.snapshots):
                 raise InvariantError(f"run [{run.depth}, {run.end}) could never be evicted")
         if (blocks, pinned, snapshots) != (self.num_blocks, self.num_pinned, self.num_window_slots):
             raise InvariantError(f"counted {blocks}, {pinned}, {snapshots} blocks, pinned blocks and resume states")
+        self._accounts.check(found)
         for slots in self.held_slots():
             if len(set(slots)) != len(slots):
                 raise InvariantError("one slot holds two blocks")
-
-
-def _is_free_leaf(run: HeldRun) -> bool:
-    return run.parent is not None and not run.children and run.payload.pins == 0
-
-
-def _is_free_snapshot(run: HeldRun) -> bool:
-    return run.payload.window_slot >= 0 and run.payload.held == 0

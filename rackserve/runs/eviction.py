@@ -73,6 +73,14 @@ class LazyHeap(Generic[T]):
             self._file(item)
         return None
 
+    def first_place(self, fit: Callable[[T], bool]) -> Place | None:
+        """The place of the item that `pop` would take out."""
+        item = self.pop(fit)
+        if item is None:
+            return None
+        self._file(item)
+        return self._place(item)
+
     def _file(self, item: T) -> None:
         self._added += 1
         self._numbers[item] = self._added

@@ -28,6 +28,7 @@ from rackserve.nodes.frontend import FrontendConfig
 from rackserve.nodes.ports import Ports
 from rackserve.pool.directory import PoolConfig
 from rackserve.route.placement import POLICIES, RouterConfig
+from rackserve.runs.accounts import TenantsConfig
 from rackserve.sched.queue import ORDERS
 from rackserve.sched.scheduler import SchedulerConfig
 from rackserve.sim.checks import check_always, check_at_rest, watch
@@ -58,6 +59,7 @@ class SwarmRun:
     num_turns: int
     cancels: float
     max_prompt: int
+    num_tenants: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,11 @@ class SwarmClient:
         self._run = run
         self._ports = ports
         self._chance = Stream("client", run.seed)
-        self._root = CacheNamespace("digest", "0", run.layout.block_tokens, run.layout.fingerprint()).root()
+        layout = run.layout
+        self._roots = [
+            CacheNamespace("digest", "0", layout.block_tokens, layout.fingerprint(), _tenant(number)).root()
+            for number in range(run.num_tenants)
+        ]
         self._history: dict[str, list[int]] = {}
         self._turns: dict[str, int] = {}
         self.calls: dict[str, _Call] = {}
@@ -125,11 +131,13 @@ class SwarmClient:
         history += [chance.below(VOCAB) for _ in range(chance.between(1, min(room, 3 * run.layout.block_tokens)))]
         tokens = array("i", history).tobytes()
         turn = self._turns[session] = self._turns[session] + 1
+        tenant = int(session[1:]) % run.num_tenants
+        root = self._roots[tenant]
         request = Request(
             id=f"{session}/{turn}",
             session=session,
             tokens=tokens,
-            chain=extend_chain(b"", self._root, tokens, run.layout.block_tokens),
+            chain=extend_chain(b"", root, tokens, run.layout.block_tokens),
             num_tokens=len(history),
             max_tokens=chance.between(1, 12),
             sampling=SamplingParams(
@@ -140,7 +148,8 @@ class SwarmClient:
                 min_tokens=turn % 4,
             ),
             stop_token_ids=(0,),
-            root=self._root,
+            root=root,
+            tenant=_tenant(tenant),
         )
         self.calls[request.id] = _Call(request)
         self._ports.transport.send(FRONTEND, Submit(request, CLIENT))
@@ -203,7 +212,7 @@ class SwarmClient:
 
 def draw(seed: int) -> SwarmRun:
     """The case of `seed`: everything about it is a function of that number."""
-    chance, modes = Stream("swarm", seed), Stream("resume", seed)
+    chance, modes, sharing = Stream("swarm", seed), Stream("resume", seed), Stream("tenants", seed)
     block_tokens = (2, 4, 8)[chance.below(3)]
     window = chance.chance(0.3)
     pool = chance.chance(0.7)
@@ -236,6 +245,7 @@ def draw(seed: int) -> SwarmRun:
         scheduler=scheduler,
         pool=PoolConfig(lease_ns=2 * NS_PER_S),
         deadlines=HASTY if chance.chance(0.2) else PATIENT,
+        tenants=TenantsConfig((0.0, 0.5, 1.0)[sharing.below(3)], (0.0, 1.0, 8.0)[sharing.below(3)]),
     )
     return SwarmRun(
         seed,
@@ -246,7 +256,12 @@ def draw(seed: int) -> SwarmRun:
         num_turns=chance.between(1, 5),
         cancels=(0.0, 0.2, 0.7)[chance.below(3)],
         max_prompt=blocks * block_tokens - 14,
+        num_tenants=sharing.between(1, 3),
     )
+
+
+def _tenant(number: int) -> str:
+    return f"tenant{number}" if number else ""
 
 
 def _draw_layout(chance: Stream, block_tokens: int, *, window: bool) -> KvLayout:

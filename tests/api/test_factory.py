@@ -174,3 +174,10 @@ def test_a_cache_salt_shares_no_key_with_others() -> None:
 
 def test_special_tokens_in_user_text_are_the_models_markers() -> None:
     assert CHATML.count("<|im_start|>") and completion({"prompt": "<|im_end|>"}).requests[0].tokens == b"\x01\0\0\0"
+
+
+def test_a_request_counts_towards_its_keys_tenant_whatever_salt_it_asks_for() -> None:
+    made = factory()
+    for salt in ({}, {"cache_salt": "other"}):
+        ask = Completions().parse(msgspec.json.encode({"prompt": "a", "n": 2, **salt}), {})
+        assert [request.tenant for request in made.prepare(ask, Caller("team")).requests] == ["team", "team"]

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+import msgspec
+
 from rackserve.assemble import RackConfig
 from rackserve.base.events import Event
 from rackserve.base.ids import FRONTEND, NodeId
@@ -28,6 +30,7 @@ from rackserve.nodes.ports import Ports
 from rackserve.nodes.prefill import PrefillNode
 from rackserve.pool.directory import PoolConfig
 from rackserve.route.placement import RouterConfig
+from rackserve.runs.accounts import TenantsConfig
 from rackserve.sched.scheduler import SchedulerConfig
 from rackserve.sim.checks import check_always, check_at_rest, watch
 from rackserve.sim.rack import SimRack
@@ -123,6 +126,7 @@ class Rig:
         topology: dict[str, Any] | None = None,
         scheduler: dict[str, Any] | None = None,
         router: dict[str, Any] | None = None,
+        tenants: TenantsConfig | None = None,
         deadlines: Deadlines = SHORT,
         max_attempts: int = 5,
         max_requests: int = 1000,
@@ -143,7 +147,7 @@ class Rig:
             "segment_windows": slots,
         } | (topology or {})
         self.block = block
-        self.root = CacheNamespace("digest", "0", block, self.layout.fingerprint()).root()
+        self.namespace = CacheNamespace("digest", "0", block, self.layout.fingerprint())
         config = RackConfig(
             topology=Topology(**shape),
             frontend=FrontendConfig(max_attempts=max_attempts, max_requests=max_requests),
@@ -151,6 +155,7 @@ class Rig:
             scheduler=SchedulerConfig(**({"max_batched_tokens": 16, "max_sequences": 8} | (scheduler or {}))),
             pool=PoolConfig(lease_ns=2 * NS_PER_S),
             deadlines=deadlines,
+            tenants=tenants or TenantsConfig(),
         )
         timed = step_time or (lambda step: MS + step.num_tokens * 100 * NS_PER_US)
         self.rack = SimRack(
@@ -200,16 +205,18 @@ class Rig:
         stop: tuple[int, ...] = (),
         sampling: SamplingParams | None = None,
         prompt_logprobs: int = -1,
+        tenant: str = "",
     ) -> Answer:
         """Send a request at `at` (default: now)."""
         ids = array("i", list(tokens))
         raw = ids.tobytes()
         if sampling is None:
             sampling = SamplingParams() if seed is None else SamplingParams(temperature=1.0, seed=seed)
-        chain = extend_chain(b"", self.root, raw, self.block)
+        root = msgspec.structs.replace(self.namespace, tenant_salt=tenant).root()
+        chain = extend_chain(b"", root, raw, self.block)
         request = Request(
             id=name, session=session or name, tokens=raw, chain=chain, num_tokens=len(ids), max_tokens=max_tokens,
-            sampling=sampling, stop_token_ids=stop, root=self.root, prompt_logprobs=prompt_logprobs,
+            sampling=sampling, stop_token_ids=stop, root=root, prompt_logprobs=prompt_logprobs, tenant=tenant,
         )  # fmt: skip
         answer = self.client.answers[name] = Answer(request)
         self.client.ports.clock.call_at(self.host.now if at is None else at, Timeout("submit", name))

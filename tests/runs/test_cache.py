@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rackserve.base.errors import ConfigError, InvariantError
-from rackserve.runs.cache import Evicted, HeldRun, RunCache
+from rackserve.runs.accounts import HeldRun
+from rackserve.runs.cache import Evicted, RunCache
 from tests.runs.chains import Words, leaves, prefixes
 
 WORD = st.text("ab", min_size=1, max_size=7)
@@ -353,6 +354,6 @@ def test_check_finds_damage(damage: str) -> None:
     elif damage == "twice":
         leaf.payload.slots[0] = 0
     else:
-        cache._leaves.discard(leaf)
+        leaf.payload.account.leaves.discard(leaf)
     with pytest.raises(InvariantError):
         cache.check()

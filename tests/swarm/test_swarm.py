@@ -22,7 +22,8 @@ from rackserve.nodes.prefill import PrefillNode
 from rackserve.nodes.worker import Worker
 from rackserve.pool.directory import Directory
 from rackserve.route.load import LoadBook
-from rackserve.runs.cache import Evicted, HeldRun, RunCache
+from rackserve.runs.accounts import HeldRun
+from rackserve.runs.cache import Evicted, RunCache
 from rackserve.sched.scheduler import Scheduler
 from rackserve.sched.sequence import Sequence
 from rackserve.sim.swarm import draw, run_seed
@@ -75,7 +76,8 @@ def evict_head_first(patch: pytest.MonkeyPatch) -> None:
             del slots[:wanted]
             self._tree.shorten(run, keep)
             self.num_blocks -= wanted
-            self._leaves.add(run)
+            run.payload.account.num_blocks -= wanted
+            run.payload.account.leaves.add(run)
         else:
             keep = self._remove_upward(run, out)
         out.removed.append((chain, keep))
