@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import cache
 
 import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -13,19 +14,22 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from rackserve import __version__
 from rackserve.api.desk import Desk
 from rackserve.api.dialects.chat import Chat
 from rackserve.api.dialects.completions import Completions
 from rackserve.api.dialects.dialect import Dialect
+from rackserve.api.dialects.message_reply import body_for
 from rackserve.api.dialects.messages import Messages
 from rackserve.api.dialects.responses import Responses
 from rackserve.api.endpoint import Endpoint, GenerationEndpoint, Service
-from rackserve.api.errors import error_body, error_headers
+from rackserve.api.errors import error_headers
 from rackserve.api.factory import RequestFactory
 from rackserve.api.gateway import Gateway
 from rackserve.api.health import PATHS, Health, knows
 from rackserve.api.journal import Witness
 from rackserve.api.metrics import Metrics
+from rackserve.api.openapi import document
 from rackserve.api.state import ServerState
 from rackserve.api.token_endpoints import TokenEndpoint, count_tokens, detokenize, tokenize
 from rackserve.base.errors import RequestError
@@ -79,14 +83,24 @@ def create_app(
     endpoints["/v1/messages/count_tokens"] = TokenEndpoint(service, count_tokens, Messages().error_body)
     endpoints["/tokenize"] = TokenEndpoint(service, tokenize)
     endpoints["/detokenize"] = TokenEndpoint(service, detokenize)
+
+    @cache
+    def described() -> bytes:
+        return document([(route.path, route.methods or ()) for route in routes], factory.models, __version__)
+
+    async def describe(_: Request) -> Response:
+        return Response(described(), media_type="application/json")
+
+    routes = [
+        Route("/v1/models", models),
+        *(Route(path, endpoint, methods=["POST"]) for path, endpoint in endpoints.items()),
+        *(Route(path, tell_health) for path in PATHS),
+        Route("/metrics", scrape),
+        Route("/openapi.json", describe),
+        *pages,
+    ]
     return Starlette(
-        routes=[
-            Route("/v1/models", models),
-            *(Route(path, endpoint, methods=["POST"]) for path, endpoint in endpoints.items()),
-            *(Route(path, tell_health) for path in PATHS),
-            Route("/metrics", scrape),
-            *pages,
-        ],
+        routes=routes,
         exception_handlers={HTTPException: _refuse_path},
         lifespan=lifespan,
     )
@@ -101,4 +115,6 @@ async def _refuse_path(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     text = f"{request.method} {request.url.path[:200]}: {error.detail}"
     told = RequestError(text, code="not_found" if error.status_code == 404 else "bad_request", status=error.status_code)
-    return Response(error_body(told), error.status_code, headers={**error_headers(told), **(error.headers or {})})
+    return Response(
+        body_for(request.url.path, told), error.status_code, headers={**error_headers(told), **(error.headers or {})}
+    )

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import msgspec
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from rackserve.api.dialects.message_reply import message_error
-from rackserve.api.errors import error_body, error_headers, failure
+from rackserve.api.dialects.message_reply import body_for
+from rackserve.api.errors import error_headers, failure
 from rackserve.api.gateway import Gateway
 from rackserve.api.health import Health, knows
 
@@ -32,9 +31,7 @@ class Opening:
             answer = self._health.answer(scope["path"], details=knows(scope))
             if answer is None:
                 error = failure("unavailable", "the model is being loaded")
-                to_messages = scope["path"].startswith("/v1/messages")
-                body = msgspec.json.encode(message_error(error)) if to_messages else error_body(error)
-                answer = error.status, body, error_headers(error)
+                answer = error.status, body_for(scope["path"], error), error_headers(error)
             await _reply(send, *answer)
 
     async def wait_idle(self) -> None:

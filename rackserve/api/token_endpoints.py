@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from rackserve.api.call import Caller
-from rackserve.api.dialects.body import parse
+from rackserve.api.dialects.body import Table
 from rackserve.api.dialects.chat import Chat
 from rackserve.api.dialects.completions import Completions
 from rackserve.api.dialects.messages import Messages
@@ -55,9 +55,13 @@ class DetokenizeBody(msgspec.Struct, frozen=True):
     model: str | None = None
 
 
+TOKENIZE = Table(TokenizeBody)
+DETOKENIZE = Table(DetokenizeBody, ("tokens",))
+
+
 def tokenize(factory: RequestFactory, raw: bytes, headers: Mapping[str, str], caller: Caller) -> Json:
     """The ids of a prompt, as the generating endpoints would see it. Raises RequestError naming the field at fault."""
-    body, _ = parse(raw, TokenizeBody, {})
+    body = TOKENIZE.read(raw).body
     if (body.prompt is None) == (body.messages is None):
         raise RequestError("give either prompt or messages", param="prompt")
     dialect = Completions() if body.messages is None else Chat()
@@ -73,7 +77,8 @@ def tokenize(factory: RequestFactory, raw: bytes, headers: Mapping[str, str], ca
 
 def detokenize(factory: RequestFactory, raw: bytes, _headers: Mapping[str, str], _caller: Caller) -> Json:
     """The text of token ids. Raises RequestError naming the field at fault."""
-    body, _unknown = parse(raw, DetokenizeBody, {})
+    body = DETOKENIZE.read(raw).body
+    factory.check_model(body.model)
     highest = max(body.tokens, default=0)
     if highest >= factory.tokenizer.vocab_size:
         raise RequestError(f"tokens: {highest} is not in 0 to {factory.tokenizer.vocab_size - 1}", param="tokens")

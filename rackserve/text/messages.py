@@ -154,6 +154,9 @@ def read_tools(where: str, tools: Any) -> list[dict[str, Any]]:
         if not isinstance(function, dict):
             refuse(where, f"tool {number} must be {{'type': 'function', 'function': {{...}}}}, got {show(tool)}")
         _name(f"{where}[{number}].function.name", function.get("name"))
+        _optional_text(f"{where}[{number}].function.description", function.get("description"))
+        if not isinstance(function.get("parameters"), dict | None):
+            refuse(f"{where}[{number}].function.parameters", f"must be a JSON schema, got {show(function['parameters'])}")
         functions.append(function)
     return functions
 

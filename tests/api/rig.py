@@ -22,6 +22,7 @@ from rackserve.base.messages import Cancel, Message, Output, Submit
 from rackserve.base.request import Request, Usage
 from rackserve.base.step import TokenLogprobs
 from rackserve.text.chat import ChatTemplate
+from rackserve.text.tokenizer import unpack
 from tests.text.small_model import CHATML, EOS, byte_ids, small_tokenizer
 
 NAMESPACE = CacheNamespace("tiny", "r1", 4, "dense")
@@ -104,6 +105,9 @@ class ScriptedFrontend:
             index = self._sent.get(request.id, 0)
             self._sent[request.id] = index + len(part)
             output = Output(request.id, index, part, attempts=script.attempts, logprobs=self._logprobs(script, part))
+            if script.logprobs and request.prompt_logprobs >= 0 and not index:
+                scored = unpack(request.tokens)[1:]
+                output = msgspec.structs.replace(output, prompt_logprobs=self._logprobs(script, scored))
             if ends_inside and number == len(parts) - 1:
                 output = msgspec.structs.replace(output, finish=finish, usage=self._usage(request, len(ids)))
             self.gateway.handle(output)

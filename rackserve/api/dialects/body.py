@@ -4,13 +4,45 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
 from rackserve.base.errors import RequestError
 
 Body = TypeVar("Body", bound=msgspec.Struct)
+
+
+class Read(NamedTuple, Generic[Body]):
+    """A body that was read. `unknown`: its fields that nobody knows; `ignored`: those that change nothing here."""
+
+    body: Body
+    unknown: tuple[str, ...]
+    ignored: tuple[str, ...]
+
+
+class Table(msgspec.Struct, Generic[Body], frozen=True):
+    """All that is known of the bodies of one endpoint: how they are read, and what the API's own description says of them.
+
+    kind      the fields that have an effect
+    required  those of them that must be given
+    refused   fields whose meaning is known and that nothing is done about, with the values that ask for nothing (besides null)
+    harmless  fields that are let through as they change nothing a client could miss in the answer
+    """
+
+    kind: type[Body]
+    required: tuple[str, ...] = ()
+    refused: Mapping[str, tuple[Any, ...]] = {}
+    harmless: frozenset[str] = frozenset()
+
+    def read(self, raw: bytes) -> Read[Body]:
+        """The body in `raw` JSON. Raises RequestError naming the field at fault."""
+        body, others = parse(raw, self.kind, self.refused)
+        for name in self.required:
+            if getattr(body, name) is None:
+                raise RequestError(f"{name} is missing", param=name, code="missing_required_parameter")
+        unknown = tuple(name for name in others if name not in self.harmless)
+        return Read(body, unknown, tuple(name for name in others if name in self.harmless))
 
 
 def parse(raw: bytes, kind: type[Body], without_effect: Mapping[str, tuple[Any, ...]]) -> tuple[Body, tuple[str, ...]]:
@@ -22,8 +54,8 @@ def parse(raw: bytes, kind: type[Body], without_effect: Mapping[str, tuple[Any, 
     """
     try:
         fields = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
-        body = msgspec.json.decode(raw, type=kind)
-        known = {field.encode_name for field in msgspec.structs.fields(kind)}
+        body = _decode(raw, kind)
+        known = frozenset(kind.__struct_encode_fields__)  # `msgspec.structs.fields` reads all annotations, each time
         unknown = [name for name in fields if name not in known]
         for name in unknown:
             if name in without_effect:
@@ -36,8 +68,27 @@ def parse(raw: bytes, kind: type[Body], without_effect: Mapping[str, tuple[Any, 
     return body, tuple(name for name in unknown if name not in without_effect)
 
 
+def _decode(raw: bytes, kind: type[Body]) -> Body:
+    """The body in `raw`. A whole number may be written with a point, as 5.0: to JSON it is the same number."""
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except msgspec.ValidationError as error:
+        if "got `float`" not in str(error):
+            raise
+    return msgspec.convert(_with_whole_numbers(msgspec.json.decode(raw)), kind)
+
+
+def _with_whole_numbers(value: Any) -> Any:
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**63:
+        return int(value)
+    if isinstance(value, list):
+        return [_with_whole_numbers(each) for each in value]
+    return {name: _with_whole_numbers(each) for name, each in value.items()} if isinstance(value, dict) else value
+
+
 def _refuse_effect(name: str, value: Any, asks_nothing: tuple[Any, ...]) -> None:
-    if value is not None and value not in asks_nothing:
+    nothing = any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in asks_nothing)
+    if value is not None and not nothing:
         raise RequestError(f"{name} is not supported; leave it out", param=name, code="unsupported_parameter")
 
 

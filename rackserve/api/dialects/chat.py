@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from rackserve.api.answer import Delta, TokenEntry
 from rackserve.api.ask import Ask, Conversation
 from rackserve.api.call import Call
-from rackserve.api.dialects.body import parse
+from rackserve.api.dialects import parts
+from rackserve.api.dialects.body import Table
 from rackserve.api.dialects.dialect import Event
 from rackserve.api.dialects.formats import constraint_of_format
 from rackserve.api.dialects.items import call_id, items_of
-from rackserve.api.dialects.openai import UNSUPPORTED, Count, GenerationBody, TopLogprobs
+from rackserve.api.dialects.openai import HARMLESS, UNSUPPORTED, Count, GenerationBody, TopLogprobs
 from rackserve.api.dialects.openai_replies import Json, OpenAiReply, chat_entry, event
 from rackserve.api.errors import error_body
 from rackserve.base.errors import RequestError
@@ -33,14 +35,16 @@ class ChatBody(GenerationBody, frozen=True, kw_only=True):
     continue_final_message  the answer goes on in the last message, the assistant's
     """
 
-    messages: list[dict[str, Any]] | None = None
+    messages: Annotated[list[dict[str, Any]], Meta(min_length=1, extra_json_schema={parts.KEY: parts.CHAT_MESSAGES})] | None = (
+        None
+    )
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tools: Annotated[list[dict[str, Any]], Meta(extra_json_schema={parts.KEY: parts.CHAT_TOOLS})] | None = None
+    tool_choice: Annotated[str | dict[str, Any] | None, Meta(extra_json_schema={parts.KEY: parts.CHAT_TOOL_CHOICE})] = None
     parallel_tool_calls: bool | None = None
-    response_format: dict[str, Any] | None = None
+    response_format: Annotated[dict[str, Any] | None, Meta(extra_json_schema={parts.KEY: parts.CHAT_FORMAT})] = None
     reasoning_effort: str | int | None = None
     chat_template_kwargs: TemplateOptions | None = None
     add_generation_prompt: bool | None = None
@@ -94,10 +98,13 @@ class TemplateOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def _functions(tools: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:
     functions, skipped = [], []
     for number, tool in enumerate(tools):
-        if tool.get("type", "function") == "function":
+        kind = tool.get("type", "function")
+        if not isinstance(kind, str):
+            raise RequestError(f"tools[{number}].type must be a string", param=f"tools[{number}].type")
+        if kind == "function":
             functions.append(tool)
         else:
-            skipped.append(f"tools[{number}]:{str(tool['type'])[:40]}")
+            skipped.append(f"tools[{number}]:{kind[:40]}")
     return functions, skipped
 
 
@@ -111,15 +118,18 @@ def _tool_choice(choice: str | dict[str, Any] | None) -> str:
     raise RequestError(text, param="tool_choice")
 
 
+CHAT = Table(ChatBody, ("messages",), UNSUPPORTED | {"echo": (False,), "prompt": ()}, HARMLESS)
+
+
 class Chat:
     """The dialect of /v1/chat/completions."""
 
     def parse(self, raw: bytes, headers: Mapping[str, str]) -> Ask:
-        body, unknown = parse(raw, ChatBody, UNSUPPORTED | {"echo": (False,), "prompt": ()})
+        body, unknown, ignored = CHAT.read(raw)
         if body.top_logprobs is not None and not body.logprobs:
             raise RequestError("top_logprobs needs logprobs: true", param="top_logprobs")
         conversation, skipped = body.conversation()
-        ask = body.ask("chat", headers, unknown)
+        ask = body.ask("chat", headers, unknown, ignored)
         return msgspec.structs.replace(
             ask, conversation=conversation, ignored=(*ask.ignored, *skipped), extra=body.prompt_logprobs
         )

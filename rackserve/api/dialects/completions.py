@@ -11,9 +11,9 @@ from msgspec import Meta
 from rackserve.api.answer import Delta, TokenEntry
 from rackserve.api.ask import Ask
 from rackserve.api.call import Call
-from rackserve.api.dialects.body import parse
+from rackserve.api.dialects.body import Table
 from rackserve.api.dialects.dialect import Event
-from rackserve.api.dialects.openai import UNSUPPORTED, GenerationBody, TopLogprobs
+from rackserve.api.dialects.openai import HARMLESS, UNSUPPORTED, GenerationBody, TopLogprobs
 from rackserve.api.dialects.openai_replies import Json, OpenAiReply, event, finite, spell
 from rackserve.api.errors import error_body
 from rackserve.base.errors import RequestError
@@ -33,13 +33,19 @@ OF_CHATS: dict[str, tuple[Any, ...]] = {
 """Fields of the other endpoint, with the values that ask for nothing."""
 
 
+_TEXT = {"type": "string", "minLength": 1}
+_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+PROMPT = {"anyOf": [_TEXT, _IDS, {"type": "array", "items": _TEXT, "minItems": 1}, {**_IDS, "items": _IDS}]}
+"""What `prompts_of` takes, as a JSON schema."""
+
+
 class CompletionBody(GenerationBody, frozen=True, kw_only=True):
     """Body of /v1/completions. `prompt`: a text, a list of token ids, or a list of either.
 
     echo: the answer begins with the prompt; with max_tokens 0 it is the prompt alone. logprobs then cover the prompt too.
     """
 
-    prompt: Any = None
+    prompt: Annotated[Any, Meta(extra_json_schema=PROMPT)] = None
     logprobs: TopLogprobs | None = None
     echo: bool | None = None
     max_tokens: Annotated[int, Meta(ge=0)] | None = None
@@ -49,14 +55,17 @@ class CompletionBody(GenerationBody, frozen=True, kw_only=True):
         return -1 if self.logprobs is None else self.logprobs
 
 
+COMPLETION = Table(CompletionBody, ("prompt",), UNSUPPORTED | OF_CHATS, HARMLESS)
+
+
 class Completions:
     """The dialect of /v1/completions."""
 
     def parse(self, raw: bytes, headers: Mapping[str, str]) -> Ask:
-        body, unknown = parse(raw, CompletionBody, UNSUPPORTED | OF_CHATS)
+        body, unknown, ignored = COMPLETION.read(raw)
         if body.max_tokens == 0 and not body.echo:
             raise RequestError("max_tokens must be at least 1, or 0 with echo: true", param="max_tokens", code="invalid_type")
-        ask = body.ask("completion", headers, unknown)
+        ask = body.ask("completion", headers, unknown, ignored)
         wanted = max(ask.prompt_logprobs, ask.logprobs if body.echo else -1)
         return msgspec.structs.replace(
             ask,

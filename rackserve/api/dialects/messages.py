@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -10,10 +10,11 @@ from msgspec import Meta
 
 from rackserve.api.ask import Ask, Conversation
 from rackserve.api.call import Call
-from rackserve.api.dialects.body import parse
+from rackserve.api.dialects import parts
+from rackserve.api.dialects.body import Table
 from rackserve.api.dialects.formats import constraint_of_format
 from rackserve.api.dialects.message_reply import MessageReply, message_error
-from rackserve.api.dialects.openai import Count, Seed, Session, session_header
+from rackserve.api.dialects.openai import Count, Seed, Session, Stop, session_of
 from rackserve.base.errors import RequestError
 from rackserve.base.request import SamplingParams
 from rackserve.text.chat import Message
@@ -36,7 +37,7 @@ class OutputConfig(msgspec.Struct, frozen=True):
     """`effort`: how hard to reason; `format`: {"type": "json_schema", "schema": ...}."""
 
     effort: str | None = None
-    format: dict[str, Any] | None = None
+    format: Annotated[dict[str, Any] | None, Meta(extra_json_schema={parts.KEY: parts.MESSAGE_FORMAT})] = None
 
 
 class MessageMetadata(msgspec.Struct, frozen=True):
@@ -49,14 +50,14 @@ class MessageBody(msgspec.Struct, frozen=True, kw_only=True):
     """Body of /v1/messages; `max_tokens` may be missing only where tokens are just counted."""
 
     model: str | None = None
-    messages: list[dict[str, Any]] | None = None
+    messages: Annotated[list[dict[str, Any]], Meta(min_length=1, extra_json_schema={parts.KEY: parts.MESSAGES})] | None = None
     max_tokens: Count | None = None
-    system: str | list[dict[str, Any]] | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: dict[str, Any] | None = None
+    system: Annotated[str | list[dict[str, Any]] | None, Meta(extra_json_schema={parts.KEY: parts.SYSTEM})] = None
+    tools: Annotated[list[dict[str, Any]], Meta(extra_json_schema={parts.KEY: parts.MESSAGE_TOOLS})] | None = None
+    tool_choice: Annotated[dict[str, Any] | None, Meta(extra_json_schema={parts.KEY: parts.MESSAGE_TOOL_CHOICE})] = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
-    stop_sequences: list[str] | None = None
+    stop_sequences: Annotated[list[Stop], Meta(max_length=MAX_STOP_SEQUENCES)] | None = None
     stream: bool | None = None
     temperature: Annotated[float, Meta(ge=0, le=1)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
@@ -66,6 +67,20 @@ class MessageBody(msgspec.Struct, frozen=True, kw_only=True):
     session_id: Session | None = None
     cache_salt: str | None = None
 
+    def without_effect(self) -> Iterator[str]:
+        """Parts of fields that are asked for, known, and change nothing."""
+        for name in ("budget_tokens", "display"):
+            if getattr(self.thinking, name, None) is not None:
+                yield f"thinking.{name}"
+
+
+class CountBody(MessageBody, frozen=True, kw_only=True):
+    """Body of /v1/messages/count_tokens: what /v1/messages would be sent, as far as it makes the prompt."""
+
+
+MESSAGE = Table(MessageBody, ("model", "max_tokens", "messages"), NOT_HERE, HARMLESS)
+COUNT = Table[MessageBody](CountBody, ("model", "messages"), NOT_HERE, HARMLESS)
+
 
 class Messages:
     """The dialect of /v1/messages. `counting`: that of count_tokens, which generates nothing."""
@@ -74,16 +89,9 @@ class Messages:
         self._counting = counting
 
     def parse(self, raw: bytes, headers: Mapping[str, str]) -> Ask:
-        body, unknown = parse(raw, MessageBody, NOT_HERE)
-        if body.model is None:
-            raise RequestError("model is missing", param="model", code="missing_required_parameter")
-        if body.max_tokens is None and not self._counting:
-            raise RequestError("max_tokens is missing", param="max_tokens", code="missing_required_parameter")
-        if not body.messages:
-            raise RequestError("messages must hold at least one message", param="messages", code="empty_prompt")
+        body, unknown, ignored = (COUNT if self._counting else MESSAGE).read(raw)
         tools, skipped = _tools(body.tools or [])
         response_format = _response_format(body.output_config)
-        session = body.session_id or session_header(headers) or (body.metadata.user_id if body.metadata else None) or ""
         return Ask(
             kind="message",
             field="messages",
@@ -96,10 +104,10 @@ class Messages:
                 response_format=response_format,
                 reasoning_effort=body.output_config.effort if body.output_config else None,
                 thinking=None if body.thinking is None else body.thinking.type != "disabled",
-                continue_last=body.messages[-1].get("role") == "assistant",
+                continue_last=(body.messages or [{}])[-1].get("role") == "assistant",
             ),
             max_tokens=body.max_tokens,
-            stops=_stops(body.stop_sequences or []),
+            stops=tuple(body.stop_sequences or ()),
             sampling=SamplingParams(
                 temperature=1.0 if body.temperature is None else body.temperature,
                 top_p=1.0 if body.top_p is None else body.top_p,
@@ -108,10 +116,10 @@ class Messages:
             ),
             seed=body.seed,
             stream=bool(body.stream),
-            session=session,
+            session=session_of(body.session_id, headers, body.metadata.user_id if body.metadata else None),
             cache_salt=body.cache_salt or "",
-            unknown=tuple(name for name in unknown if name not in HARMLESS),
-            ignored=(*(name for name in unknown if name in HARMLESS), *skipped),
+            unknown=unknown,
+            ignored=(*ignored, *skipped, *body.without_effect()),
         )
 
     def reply(self, call: Call) -> MessageReply:
@@ -121,24 +129,20 @@ class Messages:
         return msgspec.json.encode(message_error(error))
 
 
-def _stops(stops: list[str]) -> tuple[str, ...]:
-    if len(stops) > MAX_STOP_SEQUENCES or any(not 1 <= len(stop) <= 1024 for stop in stops):
-        text = f"stop_sequences: at most {MAX_STOP_SEQUENCES} strings of 1 to 1024 characters"
-        raise RequestError(text, param="stop_sequences")
-    return tuple(stops)
-
-
 def _tools(tools: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:
     """Client tools in the chat-completions shape, and the names of those that a server would have to carry out."""
     functions, skipped = [], []
     for number, tool in enumerate(tools):
-        if tool.get("type", "custom") not in ("custom", None):
-            skipped.append(f"tools[{number}]:{str(tool['type'])[:40]}")
+        kind = "custom" if tool.get("type") is None else tool["type"]
+        if not isinstance(kind, str):
+            raise RequestError(f"tools[{number}].type must be a string", param=f"tools[{number}].type")
+        if kind != "custom":
+            skipped.append(f"tools[{number}]:{kind[:40]}")
             continue
         if not isinstance(tool.get("name"), str) or not isinstance(tool.get("input_schema"), dict):
             raise RequestError(f"tools[{number}] needs a name and an input_schema", param=f"tools[{number}]")
         function = {"name": tool["name"], "parameters": tool["input_schema"]}
-        if isinstance(tool.get("description"), str):
+        if tool.get("description") is not None:
             function["description"] = tool["description"]
         functions.append({"type": "function", "function": function})
     return functions, skipped
@@ -147,9 +151,9 @@ def _tools(tools: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[str]
 def _tool_choice(choice: dict[str, Any] | None) -> str:
     if choice is None:
         return "auto"
-    kinds = {"auto": "auto", "none": "none", "any": "required"}
-    if choice.get("type") in kinds:
-        return kinds[choice["type"]]
+    for kind, meaning in (("auto", "auto"), ("none", "none"), ("any", "required")):
+        if choice.get("type") == kind:
+            return meaning
     if choice.get("type") == "tool" and isinstance(choice.get("name"), str):
         return f"function:{choice['name']}"
     raise RequestError('tool_choice.type must be "auto", "any", "none", or "tool" with a name', param="tool_choice")
@@ -158,6 +162,8 @@ def _tool_choice(choice: dict[str, Any] | None) -> str:
 def _response_format(config: OutputConfig | None) -> dict[str, Any] | None:
     if config is None or config.format is None:
         return None
+    if config.format.get("type") != "json_schema":
+        raise RequestError('output_config.format.type must be "json_schema"', param="output_config.format")
     return {"type": "json_schema", "json_schema": {"name": "output", "schema": config.format.get("schema")}}
 
 
@@ -208,7 +214,13 @@ def _of_user(where: str, role: str, blocks: list[Any]) -> list[Message]:
             case {"type": "text", "text": str(text)}:
                 texts.append(text)
             case {"type": "tool_result", "tool_use_id": str(name)}:
-                results.append({"role": "tool", "tool_call_id": name, "content": _text(at, block.get("content") or "")})
+                results.append(
+                    {
+                        "role": "tool",
+                        "tool_call_id": name,
+                        "content": _text(at, "" if block.get("content") is None else block["content"]),
+                    }
+                )
             case _:
                 raise _unreadable(at, block)
     return [*results, {"role": role, "content": "\n\n".join(texts)}] if texts or not results else results
@@ -218,8 +230,10 @@ def _text(where: str, content: Any) -> str:
     """The text of a system prompt or a tool result."""
     if isinstance(content, str):
         return content
+    if not isinstance(content, list):
+        raise RequestError(f"{where} must be a string or a list of blocks", param=where)
     texts = []
-    for number, block in enumerate(content if isinstance(content, list) else [content]):
+    for number, block in enumerate(content):
         match block:
             case {"type": "text", "text": str(text)}:
                 texts.append(text)

@@ -27,6 +27,8 @@ Count = Annotated[int, Meta(ge=1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 TopLogprobs = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
+TokenId = Annotated[int, Meta(ge=0)]
+Stop = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 Session = Annotated[str, Meta(min_length=1, max_length=MAX_SESSION_CHARACTERS)]
 
 
@@ -54,14 +56,20 @@ class GenerationBody(msgspec.Struct, frozen=True, kw_only=True):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
-    logit_bias: dict[str, Annotated[float, Meta(ge=-100, le=100)]] | None = None
+    logit_bias: (
+        Annotated[
+            dict[str, Annotated[float, Meta(ge=-100, le=100)]],
+            Meta(max_length=MAX_BIASES, extra_json_schema={"propertyNames": {"pattern": "^[0-9]{1,6}$"}}),
+        ]
+        | None
+    ) = None
     min_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
-    allowed_token_ids: Annotated[list[int], Meta(max_length=MAX_IDS)] | None = None
-    bad_words: Annotated[list[str], Meta(max_length=MAX_BAD_WORDS)] | None = None
-    stop_token_ids: Annotated[list[int], Meta(max_length=MAX_IDS)] | None = None
+    allowed_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_IDS)] | None = None
+    bad_words: Annotated[list[Stop], Meta(max_length=MAX_BAD_WORDS)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_IDS)] | None = None
     structured_outputs: StructuredOutputs | None = None
     prompt_logprobs: TopLogprobs | None = None
-    stop: str | list[str] | None = None
+    stop: Stop | Annotated[list[Stop], Meta(max_length=MAX_STOPS)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     ignore_eos: bool | None = None
@@ -81,13 +89,8 @@ class GenerationBody(msgspec.Struct, frozen=True, kw_only=True):
         return -1
 
     def stops(self) -> tuple[str, ...]:
-        """The stop strings. Raises RequestError on too many, an empty or an overlong one."""
-        stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
-        if len(stops) > MAX_STOPS:
-            raise RequestError(f"stop: at most {MAX_STOPS} strings, got {len(stops)}", param="stop")
-        if any(not 1 <= len(stop) <= MAX_STOP_CHARACTERS for stop in stops):
-            raise RequestError(f"stop: each string needs 1 to {MAX_STOP_CHARACTERS} characters", param="stop")
-        return tuple(stops)
+        """The stop strings."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
     def sampling(self) -> SamplingParams:
         """How tokens are chosen; seed and bad words are not decided here. Raises RequestError naming the field at fault."""
@@ -109,7 +112,13 @@ class GenerationBody(msgspec.Struct, frozen=True, kw_only=True):
         """What form the answer must have."""
         return constraint_of(self.structured_outputs)
 
-    def ask(self, kind: Literal["completion", "chat"], headers: Mapping[str, str], unknown: tuple[str, ...]) -> Ask:
+    def ask(
+        self,
+        kind: Literal["completion", "chat"],
+        headers: Mapping[str, str],
+        unknown: tuple[str, ...],
+        ignored: tuple[str, ...],
+    ) -> Ask:
         """All that both bodies say in the same way. Raises RequestError naming the field at fault."""
         if self.stream_options is not None and not self.stream:
             raise RequestError("stream_options needs stream: true", param="stream_options")
@@ -131,16 +140,14 @@ class GenerationBody(msgspec.Struct, frozen=True, kw_only=True):
             ignore_eos=bool(self.ignore_eos),
             stream=bool(self.stream),
             usage=self.stream_options is not None and self.stream_options.include_usage,
-            session=session_of(self, headers),
+            session=session_of(self.session_id, headers, self.prompt_cache_key),
             cache_salt=self.cache_salt or "",
-            unknown=tuple(name for name in unknown if name not in HARMLESS),
-            ignored=tuple(name for name in unknown if name in HARMLESS),
+            unknown=unknown,
+            ignored=ignored,
         )
 
 
 def _biases(biases: dict[str, float]) -> tuple[tuple[int, float], ...]:
-    if len(biases) > MAX_BIASES:
-        raise RequestError(f"logit_bias: at most {MAX_BIASES} tokens, got {len(biases)}", param="logit_bias")
     try:
         return tuple(sorted((int(token), bias) for token, bias in biases.items()))
     except ValueError as error:
@@ -151,22 +158,15 @@ SESSION_HEADERS = ("x-session-id", "x-session-affinity", "session-id", "x-correl
 """Where clients put the identity of a conversation, most specific first."""
 
 
-def session_of(body: GenerationBody, headers: Mapping[str, str]) -> str:
-    """The conversation the client says it belongs to, or "" if it says nothing."""
-    if body.session_id is not None:
-        return body.session_id
-    return session_header(headers) or body.prompt_cache_key or ""
+def session_of(named: str | None, headers: Mapping[str, str], other: str | None = None) -> str:
+    """The conversation the client says it belongs to: `named` in the body, else by a header, else `other`.
 
-
-def session_header(headers: Mapping[str, str]) -> str:
-    """The conversation that a header names, or "". Raises RequestError (param: the header) for an overlong name."""
+    It is "" if the client says nothing. Raises RequestError (param: the header) for an overlong name.
+    """
     for name in SESSION_HEADERS:
-        value = headers.get(name, "")
-        if len(value) > MAX_SESSION_CHARACTERS:
+        if len(headers.get(name, "")) > MAX_SESSION_CHARACTERS:
             raise RequestError(f"{name}: at most {MAX_SESSION_CHARACTERS} characters", param=name)
-        if value:
-            return value
-    return ""
+    return named or next(filter(None, map(headers.get, SESSION_HEADERS)), None) or other or ""
 
 
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
 import msgspec
@@ -10,14 +10,18 @@ from msgspec import Meta
 
 from rackserve.api.ask import Ask, Conversation
 from rackserve.api.call import Call
-from rackserve.api.dialects.body import parse
+from rackserve.api.dialects import parts
+from rackserve.api.dialects.body import Table
 from rackserve.api.dialects.formats import constraint_of_format
-from rackserve.api.dialects.openai import MAX_TOP_LOGPROBS, Count, Seed, Session, session_header
+from rackserve.api.dialects.openai import MAX_TOP_LOGPROBS, Count, Seed, Session, session_of
 from rackserve.api.dialects.response_reply import ResponseReply
 from rackserve.api.errors import error_body
 from rackserve.base.errors import RequestError
 from rackserve.base.request import SamplingParams
 from rackserve.text.chat import Message
+
+LOGPROBS = "message.output_text.logprobs"
+"""What `include` can ask for here."""
 
 NOT_HERE: dict[str, tuple[Any, ...]] = {
     "background": (False,),
@@ -30,7 +34,7 @@ NOT_HERE: dict[str, tuple[Any, ...]] = {
 
 HARMLESS = frozenset(
     {
-        "client_metadata", "include", "max_tool_calls", "metadata", "prompt_cache_retention",
+        "client_metadata", "max_tool_calls", "prompt_cache_retention",
         "safety_identifier", "service_tier", "store", "stream_options", "user",
     }
 )  # fmt: skip
@@ -49,7 +53,7 @@ class Reasoning(msgspec.Struct, frozen=True):
 class TextOptions(msgspec.Struct, frozen=True):
     """`format`: what form the text has."""
 
-    format: dict[str, Any] | None = None
+    format: Annotated[dict[str, Any] | None, Meta(extra_json_schema={parts.KEY: parts.RESPONSE_FORMAT})] = None
     verbosity: str | None = None
 
 
@@ -57,10 +61,14 @@ class ResponseBody(msgspec.Struct, frozen=True, kw_only=True):
     """Body of /v1/responses."""
 
     model: str | None = None
-    input: str | list[dict[str, Any]] | None = None
+    input: (
+        Annotated[str, Meta(min_length=1)]
+        | Annotated[list[dict[str, Any]], Meta(min_length=1, extra_json_schema={parts.KEY: parts.ITEMS})]
+        | None
+    ) = None
     instructions: str | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tools: Annotated[list[dict[str, Any]], Meta(extra_json_schema={parts.KEY: parts.RESPONSE_TOOLS})] | None = None
+    tool_choice: Annotated[str | dict[str, Any] | None, Meta(extra_json_schema={parts.KEY: parts.RESPONSE_TOOL_CHOICE})] = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
     reasoning: Reasoning | None = None
@@ -78,17 +86,27 @@ class ResponseBody(msgspec.Struct, frozen=True, kw_only=True):
     metadata: dict[str, Any] | None = None
     include: list[str] | None = None
 
+    def without_effect(self) -> Iterator[str]:
+        """Parts of fields that are asked for, known, and change nothing."""
+        for name in ("summary", "generate_summary", "context"):
+            if getattr(self.reasoning, name, None) is not None:
+                yield f"reasoning.{name}"
+        if self.text is not None and self.text.verbosity is not None:
+            yield "text.verbosity"
+        yield from (f"include:{name[:40]}" for name in self.include or () if name != LOGPROBS)
+
+
+RESPONSE = Table(ResponseBody, ("model", "input"), NOT_HERE, HARMLESS)
+
 
 class Responses:
     """The dialect of /v1/responses."""
 
     def parse(self, raw: bytes, headers: Mapping[str, str]) -> Ask:
-        body, unknown = parse(raw, ResponseBody, NOT_HERE)
-        if body.model is None:
-            raise RequestError("model is missing", param="model", code="missing_required_parameter")
+        body, unknown, ignored = RESPONSE.read(raw)
         tools, skipped = function_tools(body.tools or [])
         response_format = response_format_of(body.text)
-        wants_logprobs = "message.output_text.logprobs" in (body.include or []) or bool(body.top_logprobs)
+        wants_logprobs = LOGPROBS in (body.include or []) or bool(body.top_logprobs)
         return Ask(
             kind="response",
             field="input",
@@ -112,10 +130,10 @@ class Responses:
             seed=body.seed,
             logprobs=(body.top_logprobs or 0) if wants_logprobs else -1,
             stream=bool(body.stream),
-            session=body.session_id or session_header(headers) or body.prompt_cache_key or "",
+            session=session_of(body.session_id, headers, body.prompt_cache_key),
             cache_salt=body.cache_salt or "",
-            unknown=tuple(name for name in unknown if name not in HARMLESS),
-            ignored=(*(name for name in unknown if name in HARMLESS), *skipped),
+            unknown=unknown,
+            ignored=(*ignored, *skipped, *body.without_effect()),
             extra=body,
         )
 
@@ -173,17 +191,19 @@ def messages_of(body: ResponseBody) -> list[Message]:
     messages: list[Message] = []
     if body.instructions:
         messages.append({"role": "system", "content": body.instructions})
-    if body.input is None or body.input in ("", []):
-        raise RequestError("input must not be empty", param="input", code="empty_prompt")
     if isinstance(body.input, str):
         return [*messages, {"role": "user", "content": body.input}]
-    for number, item in enumerate(body.input):
+    for number, item in enumerate(body.input or ()):
         _add(messages, f"input[{number}]", item)
+    if not messages:
+        raise RequestError("input must hold at least one item that the model can read", param="input", code="empty_prompt")
     return messages
 
 
 def _add(messages: list[Message], where: str, item: dict[str, Any]) -> None:
     kind = item.get("type", "message")
+    if not isinstance(kind, str):
+        raise RequestError(f"{where}.type must be a string", param=f"{where}.type")
     if kind == "message":
         role = item.get("role")
         if role not in ("system", "developer", "user", "assistant"):
