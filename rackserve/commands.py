@@ -24,7 +24,7 @@ from rackserve.bench.native import write_sessions
 from rackserve.bench.records import Recording, write_recording
 from rackserve.bench.scale import ScaledTrace, scale_sessions
 from rackserve.bench.trace import read_sessions
-from rackserve.config import Settings, load_settings
+from rackserve.config import Settings, load_settings, resolve
 from rackserve.live.recorder import JsonlFile
 from rackserve.live.runner import layout_of
 from rackserve.model.files import kind_of
@@ -71,7 +71,7 @@ def serve(options: argparse.Namespace) -> int:
     if options.model is not None:
         flags["runner.kind"] = kind_of(options.model)
     given = [f"{key}={msgspec.json.encode(value).decode()}" for key, value in flags.items() if value is not None]
-    settings = load_settings(options.config, [*options.overrides, *given], environment=os.environ).sized()
+    settings = resolve(options.config, [*options.overrides, *given], environment=os.environ).for_clients().sized()
     start_logging(settings.server.log)
     print_settings(settings)
     traffic = TrafficLog(options.record, layout_of(settings.runner).block_tokens) if options.record else None

@@ -27,6 +27,12 @@ of those are stored as far as slots are free."""
 BLOCKS_PER_WINDOW = 16
 """KV blocks for each stored resume state: of the blocks of one agent session only few end where somebody resumes."""
 
+QUEUED_REQUESTS = 256
+"""Requests that a server books on one prefill rank, unless told otherwise."""
+
+QUEUED_CAPACITIES = 4
+"""Tokens of work that it books there, in multiples of what the rank's KV holds: one prompt of any length, and some more."""
+
 
 class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The HTTP front end.
@@ -152,6 +158,26 @@ class Resolved(msgspec.Struct, frozen=True):
 
     settings: Settings
     origins: dict[str, str]
+
+    def for_clients(self) -> Settings:
+        """The settings of a server of clients nobody knows: what was not given is bounded, and fair to short requests.
+
+        A simulation or a benchmark sends no more than it was told to; there nothing is refused unless asked for.
+        """
+        settings = self.settings
+        tokens = QUEUED_CAPACITIES * settings.topology.prefill_blocks * settings.runner.block_tokens
+        defaults: dict[str, dict[str, Any]] = {
+            "router": {
+                "max_queued_requests_per_rank": QUEUED_REQUESTS,
+                "max_queued_tokens_per_rank": min(tokens, MAX_COUNT),
+            },
+            "scheduler": {"order": "shortest_first"},
+        }
+        parts = {}
+        for section, values in defaults.items():
+            missing = {name: value for name, value in values.items() if f"{section}.{name}" not in self.origins}
+            parts[section] = msgspec.structs.replace(getattr(settings, section), **missing)
+        return msgspec.structs.replace(settings, **parts)
 
 
 def load_settings(

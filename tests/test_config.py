@@ -244,3 +244,14 @@ def test_a_settings_file_that_holds_no_sections_is_named(tmp_path: Path, text: s
         load_settings(str(tmp_path / "settings.yaml"), [])
     (tmp_path / "settings.yaml").write_text("# nothing yet\n")
     assert load_settings(str(tmp_path / "settings.yaml"), []) == Settings()
+
+
+def test_a_server_bounds_its_queues_and_is_fair_unless_told_otherwise() -> None:
+    plain = load_settings(None, [])
+    assert (plain.router.max_queued_requests_per_rank, plain.router.max_queued_tokens_per_rank) == (0, 0)
+    served = resolve(None, ["topology.prefill_blocks=100", "runner.block_tokens=8"]).for_clients()
+    assert (served.router.max_queued_requests_per_rank, served.router.max_queued_tokens_per_rank) == (256, 3200)
+    assert served.scheduler.order == "shortest_first"
+    given = ["router.max_queued_requests_per_rank=0", "router.max_queued_tokens_per_rank=7", "scheduler.order=fcfs"]
+    told = resolve(None, given).for_clients()
+    assert told == load_settings(None, given)

@@ -19,13 +19,17 @@ class Waiting:
 
 
 class QueueOrder(Protocol):
-    """Smaller goes first."""
+    """Smaller goes first. `divides`: short prompts also get a part of each step beside a long one (see `turns`)."""
+
+    divides: bool
 
     def rank(self, waiting: Waiting) -> tuple[int, int]: ...
 
 
 class FirstComeFirstServed:
     """By arrival."""
+
+    divides = False
 
     def rank(self, waiting: Waiting) -> tuple[int, int]:
         return (0, waiting.arrival)
@@ -34,12 +38,32 @@ class FirstComeFirstServed:
 class ShortestFirst:
     """By prompt length, each skip counting as 1/4 of it, so that a long one ages to the front."""
 
+    divides = True
+
     def rank(self, waiting: Waiting) -> tuple[int, int]:
         length = waiting.sequence.num_known
         return (length - length * waiting.skips // 4, waiting.arrival)
 
 
 ORDERS: dict[str, type[QueueOrder]] = {"fcfs": FirstComeFirstServed, "shortest_first": ShortestFirst}
+
+
+def turns(waiting: list[tuple[int, Sequence]], budget: int, num_draft: int, *, divided: bool) -> list[tuple[Sequence, int]]:
+    """Who may compute in a step of `budget` positions, and how many at most: those that generate, then prompts.
+
+    waiting  pending positions and sequence, in order of admission
+    divided  half of what prompts get is the oldest one's and the rest is for the shortest, so that none waits for a long one
+             and no long one waits for ever; else each takes what those before it have left
+    """
+    turn = [(sequence, budget) for pending, sequence in waiting if pending and sequence.outputs]
+    prompts = [part for part in waiting if part[0] and not part[1].outputs]
+    if not divided or len(prompts) < 2:
+        return turn + [(sequence, budget) for _, sequence in prompts]
+    (_, oldest), *others = prompts
+    left = budget - len(turn) * (num_draft + 1)
+    others.sort(key=lambda part: part[0])
+    own = max(left - left // 2, left - sum(pending for pending, _ in others), 1)
+    return [*turn, (oldest, own), *((sequence, budget) for _, sequence in others)]
 
 
 class WaitingQueue:

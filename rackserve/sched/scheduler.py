@@ -1,7 +1,7 @@
 """Token budget -> `Step`: which positions of which sequences one rank computes next.
 
 Continuous batching without phases: a sequence with one pending position and one with ten thousand are planned by the same rule.
-Sequences that generate come first (they are short and someone is reading), then prompts in chunks, in order of admission.
+Sequences that generate come first (they are short and someone is reading), then prompts in chunks (see `queue.turns`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rackserve.base.step import Step, StepItem, StepResult
 from rackserve.base.units import blocks_for
 from rackserve.kv.rank_cache import RankCache
 from rackserve.sched.carried import Carried, can_be_carried, room_of, settle
-from rackserve.sched.queue import ORDERS
+from rackserve.sched.queue import ORDERS, turns
 from rackserve.sched.sampling import describe, take
 from rackserve.sched.sequence import Sequence
 from rackserve.sched.states import chunk, snapshot
@@ -30,7 +30,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_sequences        sequences that hold blocks and may be in a step
     max_steps_in_flight  1, or 2 to plan a step while the one before it runs
     num_draft            draft tokens to verify per generating sequence and step (0: none); forces one step in flight
-    order                how waiting requests are ordered: a name from `rackserve.sched.queue.ORDERS`
+    order                how waiting requests are ordered, and long prompts beside short ones: a name in `sched.queue.ORDERS`
     max_skips            how often a request that does not fit may be passed by smaller ones behind it
     carry                plan a sequence again only when it ends, if its request came without token ids (simulation); its output
                          is reported then. Needs one step in flight and a token budget for all sequences
@@ -86,6 +86,7 @@ class Scheduler:
         self.rank = rank
         self._cache = cache
         self._block_tokens = block_tokens
+        self._divides = ORDERS[config.order].divides
         self.room = 1
         self.changed = False
         self.reports: list[Progress] = []
@@ -160,20 +161,19 @@ class Scheduler:
         budget = self.config.max_batched_tokens - len(self._carried) * (self.config.num_draft + 1)
         items: list[StepItem] = []
         waiting = [(self.pending(sequence), sequence) for sequence in self._named.values()]
-        generating = [sequence for pending, sequence in waiting if pending and sequence.outputs]
-        prompts = [sequence for pending, sequence in waiting if pending and not sequence.outputs]
-        for sequence in generating + prompts:
+        due = turns(waiting, budget, self.config.num_draft, divided=self._divides)
+        for sequence, limit in due:
             if budget == 0:
                 break
             if sequence.number not in self._named or sequence.evict_me:
                 continue
-            item = self._plan_item(sequence, budget, preempted)
+            item = self._plan_item(sequence, min(limit, budget), preempted)
             if item is not None:
                 items.append(item)
                 budget -= item.num_tokens + item.num_draft
         if not items:
             return self._plan_carried(), preempted
-        return self._step(tuple(items), self._room(items, len(generating) + len(prompts))), preempted
+        return self._step(tuple(items), self._room(items, len(due))), preempted
 
     def _plan_carried(self) -> Step | None:
         """A step of those that go on by themselves, if there are any."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rackserve.sched.queue import ORDERS, FirstComeFirstServed, WaitingQueue
+from rackserve.sched.queue import ORDERS, FirstComeFirstServed, WaitingQueue, turns
 from rackserve.sched.sequence import Sequence
 from tests.sched.desk import sequence_of
 
@@ -71,3 +71,19 @@ def test_a_removed_sequence_is_not_offered() -> None:
     offered: list[Sequence] = []
     queue.pick(lambda sequence: offered.append(sequence) is None)
     assert offered == [second]
+
+
+def in_turn(pending: list[int], budget: int, *, divided: bool) -> list[tuple[int, int]]:
+    waiting = [(left, sequence_of(number, 9)) for number, left in enumerate(pending, 1)]
+    return [(sequence.number, most) for sequence, most in turns(waiting, budget, 0, divided=divided)]
+
+
+def test_half_of_a_step_is_the_oldest_prompts_and_the_rest_for_the_shortest() -> None:
+    assert in_turn([1000, 30, 3], 8, divided=True) == [(1, 4), (3, 8), (2, 8)]
+    assert in_turn([1000, 2, 1], 8, divided=True) == [(1, 5), (3, 8), (2, 8)]  # what the short ones leave is the long one's
+    assert in_turn([1000, 30, 3], 8, divided=False) == [(1, 8), (2, 8), (3, 8)]
+    assert in_turn([1000], 8, divided=True) == [(1, 8)]
+
+
+def test_a_step_of_one_position_still_takes_the_oldest_on() -> None:
+    assert in_turn([1000, 30], 1, divided=True)[0] == (1, 1)
