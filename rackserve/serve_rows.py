@@ -20,7 +20,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         "--listen",
         required=True,
         metavar="ADDRESS",
-        help="ipc://@name, ipc:///path or tcp://host:port (no secret: rack network only)",
+        help="ipc://@name, ipc:///path or tcp://host:port, then #FILE for the secret in FILE; a must beyond this machine",
     )
 
 

@@ -1,13 +1,14 @@
 """Rows of a shard over a socket: its owner serves them, links of other processes or machines ask for them.
 
-Addresses are `ipc://@name` (Linux's abstract sockets, gone with their process), `ipc:///path` and `tcp://host:port`. Numbers
-are little-endian. The owner begins with HELLO and an OWNED per table; then requests, each a REQUEST and its row ids (int64),
-are answered in order by a REPLY and its bytes: the rows, or the text of an error. Of Unix sockets only processes of the owner's
-user are served. Over TCP anyone is, and whoever answers at a listed address is believed: use networks of the rack alone.
+Addresses are `ipc://@name` (Linux's abstract sockets, gone with their process), `ipc:///path` and `tcp://host:port`, each with
+`#FILE` if a secret in that file is asked for (see `handshake`). Numbers are little-endian. The owner begins with HELLO and an
+OWNED per table; then requests, each a REQUEST and its row ids (int64), are answered in order by a REPLY and its bytes: rows, or
+the text of an error. Of Unix sockets only processes of the owner's user are served. Beyond this machine a secret is a must.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import select
 import socket
@@ -25,6 +26,7 @@ from typing import Any, Self
 import numpy as np
 
 from rackserve.base.errors import ConfigError, RackserveError, ResourceError
+from rackserve.model.deepseek_v41.engram import handshake
 from rackserve.model.deepseek_v41.engram.links import MappedLink
 from rackserve.model.deepseek_v41.engram.tables import RowIds, Rows
 
@@ -39,6 +41,12 @@ HELLO = struct.Struct("<8sII")
 """Magic, bytes of a row, number of tables."""
 OWNED = struct.Struct("<Iqq")
 """Layer, first row owned, row after the last."""
+HANDSHAKE_S = 5.0
+"""How long a stranger may take to prove what it knows."""
+
+MAX_CONNECTIONS = 256
+"""Links of one owner, strangers among them; more are closed at once."""
+
 ACCEPT_PAUSE_S = 0.05
 """Before an owner that could not take a connection tries again."""
 
@@ -50,27 +58,38 @@ REPLY = struct.Struct("<Q?Q")
 """Number of the request, whether it failed, bytes that follow."""
 
 
-def parse_address(address: str) -> tuple[int, str | tuple[str, int]]:
-    """(socket family, what to bind or connect). ConfigError unless `address` has one of the three forms."""
-    kind, _, rest = address.partition("://")
+def parse_address(address: str) -> tuple[int, str | tuple[str, int], str]:
+    """(socket family, what to bind or connect, file of the secret). ConfigError unless `address` has one of the three forms."""
+    place, _, secret = address.partition("#")
+    kind, _, rest = place.partition("://")
     host, _, port = rest.rpartition(":")
     if kind == "ipc" and rest:
-        return socket.AF_UNIX, "\0" + rest[1:] if rest.startswith("@") else rest
+        return socket.AF_UNIX, "\0" + rest[1:] if rest.startswith("@") else rest, secret
     if kind == "tcp" and host and port.isdecimal() and int(port) < 65536:
-        return socket.AF_INET, (host, int(port))
-    raise ConfigError(f"address {address!r} of a row shard must be ipc://@name, ipc:///path or tcp://host:port")
+        return socket.AF_INET, (host, int(port)), secret
+    raise ConfigError(
+        f"address {address!r} of a row shard must be ipc://@name, ipc:///path or tcp://host:port, then #FILE for a secret"
+    )
 
 
 class ShardServer:
     """Serves the rows of `link` at `address` from threads of this process until `close`.
 
-    Port 0 takes a free one: `address` then tells which. ResourceError if it cannot listen there.
+    Port 0 takes a free one: `address` then tells which. ResourceError if it cannot listen there, ConfigError if it would be
+    reached from other machines without a secret. `num_refused` counts connections that were closed without a row.
     """
 
-    __slots__ = ("_acceptor", "_closing", "_connections", "_link", "_listener", "_threads", "address")
+    __slots__ = ("_acceptor", "_closing", "_connections", "_link", "_listener", "_secret", "_threads", "address", "num_refused")
 
     def __init__(self, address: str, link: MappedLink) -> None:
-        family, where = parse_address(address)
+        family, where, secret = parse_address(address)
+        self._secret = handshake.read_secret(secret) if secret else b""
+        if not self._secret and not isinstance(where, str) and not _is_loopback(where[0]):
+            raise ConfigError(
+                f"rows at {address} could be had from other machines by anyone: put the file of a secret behind the address, "
+                f"{address}#FILE, here and in runner.engram_owners, or listen on loopback"
+            )
+        self.num_refused = 0
         self._link, self._connections, self._threads = link, set[socket.socket](), list[Thread]()
         self._closing = Event()
         self._listener = socket.socket(family, socket.SOCK_STREAM)
@@ -117,7 +136,8 @@ class ShardServer:
                 if self._closing.wait(ACCEPT_PAUSE_S):
                     return
                 continue  # short of descriptors, for example: connections will end
-            if not _may_connect(peer):
+            if not _may_connect(peer) or len(self._connections) >= MAX_CONNECTIONS:
+                self.num_refused += 1
                 peer.close()
                 continue
             self._connections.add(peer)
@@ -129,11 +149,16 @@ class ShardServer:
         owned = self._link.owned
         with peer, suppress(OSError, EOFError):
             _without_delay(peer)
+            if not self._is_known(peer):
+                self.num_refused += 1
+                self._connections.discard(peer)
+                return
             tables = b"".join(OWNED.pack(layer, rows.start, rows.stop) for layer, rows in owned.items())
             peer.sendall(HELLO.pack(MAGIC, self._link.row_bytes, len(owned)) + tables)
             while True:
                 number, layer, num_rows = _receive_frame(peer, REQUEST)
                 if num_rows > MAX_ROWS:
+                    self.num_refused += 1
                     break
                 rows = _receive(peer, num_rows * 8).view("<i8")
                 try:
@@ -143,6 +168,18 @@ class ShardServer:
                 peer.sendall(REPLY.pack(number, failed, len(data)))
                 peer.sendall(data)
         self._connections.discard(peer)
+
+    def _is_known(self, peer: socket.socket) -> bool:
+        """Whether a connection proves in time that it knows the secret, if there is one."""
+        if not self._secret:
+            return True
+        peer.settimeout(HANDSHAKE_S)
+        try:
+            known = handshake.challenge_link(peer, self._secret)
+        except (OSError, EOFError):
+            return False
+        peer.settimeout(None)
+        return known
 
 
 class SocketLink:
@@ -212,7 +249,8 @@ class _Connection:
     __slots__ = ("_address", "_row_bytes", "_socket", "_waiting", "broken")
 
     def __init__(self, address: str, owned: Mapping[int, range], row_bytes: int, until: float) -> None:
-        family, where = parse_address(address)
+        family, where, secret_file = parse_address(address)
+        secret = handshake.read_secret(secret_file) if secret_file else b""
         self._address, self._row_bytes, self.broken = address, row_bytes, False
         self._waiting: dict[int, Future[Rows]] = {}
         self._socket = socket.socket(family, socket.SOCK_STREAM)
@@ -220,7 +258,7 @@ class _Connection:
             _without_delay(self._socket)
             self._socket.settimeout(_left(until))
             self._socket.connect(where)
-            magic, found_bytes, num_tables = _receive_frame(self._socket, HELLO)
+            magic, found_bytes, num_tables = self._hello(secret)
             if magic == MAGIC and num_tables == len(owned):
                 tables = OWNED.iter_unpack(_receive(self._socket, num_tables * OWNED.size).tobytes())
                 found = {layer: range(start, stop) for layer, start, stop in tables}
@@ -233,6 +271,23 @@ class _Connection:
             self._socket.close()
             raise
         Thread(target=self._read, name=f"rows of {address}", daemon=True).start()
+
+    def _hello(self, secret: bytes) -> tuple[Any, ...]:
+        """The owner's HELLO, once each side has shown that it knows the secret. ConfigError if one does not, or wants none."""
+        head = _receive(self._socket, HELLO.size).tobytes()
+        if head.startswith(handshake.MAGIC) != bool(secret):
+            told = "does not ask for the secret" if secret else "asks for a secret: name its file behind the address, #FILE"
+            raise ConfigError(f"{self._address} {told}")
+        if secret:
+            nonce = head[len(handshake.MAGIC) :] + handshake.receive(self._socket, handshake.CHALLENGE.size - HELLO.size)
+            try:
+                known = handshake.answer_owner(self._socket, secret, nonce)
+            except (ConnectionError, EOFError):
+                known = False
+            if not known:
+                raise ConfigError(f"the owner of Engram rows at {self._address} does not know this secret; give both one file")
+            head = _receive(self._socket, HELLO.size).tobytes()
+        return HELLO.unpack(head)
 
     def ask(self, number: int, layer: int, rows: RowIds, until: float) -> Future[Rows]:
         """Send a request; TimeoutError or OSError breaks the connection, since part of it may be on its way."""
@@ -292,6 +347,13 @@ class _Connection:
                 _, reply = self._waiting.popitem()
                 text = f"the owner of Engram rows at {self._address} is gone ({why}); start it again"
                 reply.set_exception(ResourceError(text))
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(socket.gethostbyname(host)).is_loopback
+    except OSError:
+        return False  # binding will say what is wrong with it
 
 
 def _may_connect(peer: socket.socket) -> bool:

@@ -284,3 +284,60 @@ def test_an_address_in_use_is_refused(server: ShardServer, tmp_path: Path) -> No
 def test_an_address_of_no_known_form_is_refused(address: str) -> None:
     with pytest.raises(ConfigError, match="must be ipc://@name"):
         parse_address(address)
+
+
+def secret_file(folder: Path, name: str, letter: bytes) -> Path:
+    path = folder / name
+    path.write_bytes(letter * 32)
+    path.chmod(0o600)
+    return path
+
+
+def test_with_a_secret_only_those_who_know_it_get_rows(tmp_path: Path) -> None:
+    right, wrong = secret_file(tmp_path, "right", b"r"), secret_file(tmp_path, "wrong", b"w")
+    with ShardServer(f"tcp://127.0.0.1:0#{right}", MappedLink(made_up(tmp_path))) as server:
+        link = SocketLink(f"{server.address}#{right}", owned(), WIDTH)
+        assert np.array_equal(link.fetch(1, np.array([5]))(), stored(1)[[5]])
+        for behind, told in ((f"#{wrong}", "does not know this secret"), ("", "asks for a secret")):
+            stranger = SocketLink(server.address + behind, owned(), WIDTH)
+            with pytest.raises(ConfigError, match=told):
+                stranger.fetch(1, np.array([5]))
+        assert np.array_equal(link.fetch(1, np.array([6]))(), stored(1)[[6]])
+        link.close()
+    assert server.num_refused == 2
+
+
+def test_an_owner_without_the_secret_is_not_believed(server: ShardServer, tmp_path: Path) -> None:
+    link = SocketLink(f"{server.address}#{secret_file(tmp_path, 'right', b'r')}", owned(), WIDTH)
+    with pytest.raises(ConfigError, match="does not ask for the secret"):
+        link.fetch(1, np.array([5]))
+
+
+def test_beyond_this_machine_rows_are_not_served_without_a_secret(tmp_path: Path) -> None:
+    link = MappedLink(made_up(tmp_path))
+    for address in ("tcp://0.0.0.0:0", "tcp://:0".replace("//", "//0.0.0.0"), "tcp://8.8.8.8:0"):
+        with pytest.raises(ConfigError, match="from other machines by anyone"):
+            ShardServer(address, link)
+    with ShardServer(f"tcp://0.0.0.0:0#{secret_file(tmp_path, 'right', b'r')}", link):
+        pass
+
+
+def test_who_knows_nothing_gets_nothing_and_costs_nothing(tmp_path: Path) -> None:
+    """Junk, silence and lengths beyond all bounds, before and after the greeting: the owner closes and goes on serving."""
+    right = secret_file(tmp_path, "right", b"r")
+    junk = [b"", b"\0" * 64, os.urandom(4096), REQUEST.pack(1, 1, 2**32 - 1) * 8, b"cposix\nsystem\n(S'touch x'\ntR." * 4]
+    for secret in (f"#{right}", ""):
+        with ShardServer(f"tcp://127.0.0.1:0{secret}", MappedLink(made_up(tmp_path))) as server:
+            where = parse_address(server.address)[1]
+            for part in junk:
+                with socket.socket() as peer, suppress(OSError):  # it may be closed while we still speak
+                    peer.settimeout(SOON_S)
+                    peer.connect(where)
+                    peer.sendall(part)
+                    peer.shutdown(socket.SHUT_WR)
+                    while peer.recv(1 << 16):
+                        pass
+            link = SocketLink(server.address + secret, owned(), WIDTH)
+            assert np.array_equal(link.fetch(1, np.array([5]))(), stored(1)[[5]])
+            link.close()
+        assert server.num_refused >= (len(junk) if secret else 1)
