@@ -16,7 +16,7 @@ SOURCES = Path(__file__).parent / "src"
 BUILT = Path(__file__).parent / "built"
 
 COMMON = (
-    "-std=c++17",
+    "-std=c++20",
     "-O3",
     "-ffp-contract=off",
     "-fno-math-errno",

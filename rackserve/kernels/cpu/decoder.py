@@ -100,7 +100,8 @@ class Decoder:
 
     wide       bytes of a stored number: 2 (bf16) or 4 (float32)
     max_rows   positions of one step; buffers for so many are made once
-    threads    cores that share a step; no effect on any bit
+    threads    cores that share a step, the caller's among them; no effect on any bit
+    cores      where the others run, one each behind the first; (): wherever the system wants
 
     ConfigError for shapes that the kernels do not know, ResourceError if memory runs out.
     """
@@ -115,6 +116,7 @@ class Decoder:
         block_tokens: int,
         max_rows: int,
         threads: int = 1,
+        cores: Sequence[int] = (),
     ) -> None:
         shared = weights.heads // weights.kv_heads
         if weights.head_dim % (2 * HEAD_MULTIPLE) or weights.head_dim > MAX_HEAD or shared > MAX_SHARED:
@@ -132,7 +134,9 @@ class Decoder:
             len(weights.layers), max_rows, weights.norm_eps, self._layers, weights.norm.ctypes.data,
             weights.embedding.view(), weights.head.view(), weights.cosine.ctypes.data, weights.sine.ctypes.data,
         )  # fmt: skip
-        self._decoder = library.c.rk_decoder_new(ctypes.byref(model), self._keep[1].ctypes.data, wide, block_tokens, threads)
+        places = (c_int32 * threads)(*cores) if len(cores) >= threads else None
+        arena_at = self._keep[1].ctypes.data
+        self._decoder = library.c.rk_decoder_new(ctypes.byref(model), arena_at, wide, block_tokens, threads, places)
         if not self._decoder:
             raise ResourceError(f"no memory for the buffers of a step of {max_rows} positions; lower scheduler.max_tokens")
 
@@ -147,6 +151,17 @@ class Decoder:
         if len(rows):
             self._check(self._library.c.rk_decoder_logits(self._decoder, rows.ctypes.data, len(rows), out.ctypes.data))
         return out
+
+    def time(self, on: bool) -> None:
+        """Begin to count where steps spend their time, from zero on; or end it."""
+        self._library.c.rk_decoder_time(self._decoder, on)
+
+    def times(self) -> dict[str, float]:
+        """CPU seconds of the leading thread by stage since `time(True)`; "wait": for the other threads."""
+        names = self._library.stages
+        seconds = np.zeros(len(names))
+        self._library.c.rk_decoder_times(self._decoder, seconds.ctypes.data)
+        return dict(zip(names, seconds.tolist(), strict=True))
 
     def close(self) -> None:
         """Let threads and buffers go."""

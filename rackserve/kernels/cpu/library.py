@@ -15,7 +15,7 @@ from rackserve.base.errors import ConfigError
 from rackserve.kernels.cpu.build import BUILT
 from rackserve.kernels.cpu.packing import BF16, GROUP, LANES, Bytes
 
-ABI = 2
+ABI = 3
 
 NEEDED: dict[str, frozenset[str]] = {
     "avx512": frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "f16c", "fma"}),
@@ -48,10 +48,21 @@ class Library:
         self.c.rk_product.argtypes = [POINTER(MatrixView), c_void_p, c_int32, c_void_p]
         self.c.rk_unpack_row.argtypes = [POINTER(MatrixView), c_int32, c_void_p]
         self.c.rk_decoder_new.restype = c_void_p
-        self.c.rk_decoder_new.argtypes = [c_void_p, c_void_p, c_int32, c_int32, c_int32]
+        self.c.rk_decoder_new.argtypes = [c_void_p, c_void_p, c_int32, c_int32, c_int32, c_void_p]
         self.c.rk_decoder_free.argtypes = [c_void_p]
         self.c.rk_decoder_forward.argtypes = [c_void_p, c_void_p, c_int32, c_void_p]
         self.c.rk_decoder_logits.argtypes = [c_void_p, c_void_p, c_int32, c_void_p]
+        self.c.rk_decoder_time.argtypes = [c_void_p, c_int32]
+        self.c.rk_decoder_times.argtypes = [c_void_p, c_void_p]
+        self.c.rk_stage_name.restype = c_char_p
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """Names of the parts of a step that `Decoder.times` tells apart."""
+        names: list[str] = []
+        while name := self.c.rk_stage_name(len(names)):
+            names.append(name.decode())
+        return tuple(names)
 
     def product(self, packed: Bytes, kind: int, rows: Floats) -> Floats:
         """`rows` [n, inputs] times the matrix: float32 [n, outputs]. Quantised kinds round rows to 16 bits in groups of 32."""

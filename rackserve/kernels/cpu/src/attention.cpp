@@ -1,15 +1,21 @@
 #include "attention.h"
 
+#include <algorithm>
+#include <utility>
+
 namespace rackserve {
 
 namespace {
 
-constexpr int ROWS = 8;   // queries whose sums are kept in registers at once; no effect on any bit
-constexpr int WIDTH = 2;  // vectors of a value row taken at once
+// Queries, steps of positions and vectors of a value row whose sums are kept in registers at once; no effect on any bit.
+#if defined(__AVX512F__)
+constexpr int COUNT = 6, ABREAST = 4, WIDTH = 4;
+#else
+constexpr int COUNT = 3, ABREAST = 1, WIDTH = 2;
+#endif
 
-inline F32 widened(const uint8_t* row, int wide, int at) {
-    return wide == 2 ? from_bf16(load<U16>(row + 2 * at)) : load<F32>(row + 4 * at);
-}
+constexpr int STEPS = PART / LANES;
+static_assert(STEPS % ABREAST == 0, "a part is whole groups of steps");
 
 // Trades blocks of SIZE lanes between rows that lie SIZE apart.
 template <int SIZE> inline void trade(F32* v) {
@@ -34,145 +40,266 @@ inline void transpose(F32* v) {
     trade<8>(v);
 }
 
-// Asks for the keys and values of the vector of positions from `at` on: blocks lie far from each other in memory.
-inline void prefetch(const Cache& cache, int layer, int kv_head, const int32_t* blocks, int at, int end) {
+// The two bf16 in each lane as floats.
+inline F32 even(F32 pairs) { return (F32)((U32)pairs << 16); }
+inline F32 odd(F32 pairs) { return (F32)((U32)pairs & 0xffff0000u); }
+
+// Where the keys of up to PART positions lie; their values lie `apart` bytes further. Blocks lie far from each other in memory.
+struct Rows {
+    const uint8_t* keys[PART];
+    int count = 0;
+    size_t apart;
+
+    Rows(const Head& head, int first) : apart(head.cache->kv_heads * head.cache->head_bytes()) {
+        const int tokens = head.cache->block_tokens, bytes = head.cache->head_dim * head.cache->wide, live = std::min(PART, head.end - first);
+        for (int block = first / tokens, inside = first % tokens; count < live; block++, inside = 0) {
+            const uint8_t* row = head.cache->rows(head.blocks[block], head.layer, 0, head.kv_head) + size_t(inside) * bytes;
+            for (int run = std::min(tokens - inside, live - count); run > 0; run--, row += bytes) keys[count++] = row;
+        }
+    }
+};
+
+const float NOTHING[MAX_HEAD] = {};
+
+// Keys -> across: a vector of sixteen positions for each number of the head, or PAIRS: for two, as they lie in memory. What pads the
+// last vector is zero, whatever memory holds there. Asks for the keys that come next, line by line.
+template <bool PAIRS> void turn_keys(const Cache& cache, const Rows& rows, const Rows& next, float* across) {
     const int bytes = cache.head_dim * cache.wide;
-    for (int position = at; position < at + LANES && position < end; position++) {
-        const size_t inside = size_t(position % cache.block_tokens) * bytes;
-        for (int value = 0; value < 2; value++) {
-            const uint8_t* row = cache.rows(blocks[position / cache.block_tokens], layer, value, kv_head) + inside;
-            for (int line = 0; line < bytes; line += 64) __builtin_prefetch(row + line);
+    for (int first = 0; first < rows.count; first += LANES) {
+        const uint8_t* keys[LANES];
+        const uint8_t* later[LANES];
+        for (int lane = 0; lane < LANES; lane++) {
+            keys[lane] = first + lane < rows.count ? rows.keys[first + lane] : reinterpret_cast<const uint8_t*>(NOTHING);
+            later[lane] = first + lane < next.count ? next.keys[first + lane] : keys[lane];
         }
-    }
-}
-
-// Keys and values of positions [first, end), widened. What pads the last vector of keys is zero, whatever memory holds there.
-void widen(Scratch& scratch, const Cache& cache, int layer, int kv_head, const int32_t* blocks, int first, int end) {
-    const int dim = cache.head_dim, bytes = dim * cache.wide;
-    const uint8_t* keys[LANES];
-    for (int at = first; at < end; at += LANES) {
-        prefetch(cache, layer, kv_head, blocks, at + 2 * LANES, end);
-        for (int lane = 0; lane < LANES && at + lane < end; lane++) {
-            const int position = at + lane, inside = position % cache.block_tokens;
-            const int64_t block = blocks[position / cache.block_tokens];
-            keys[lane] = cache.rows(block, layer, 0, kv_head) + size_t(inside) * bytes;
-            const uint8_t* value = cache.rows(block, layer, 1, kv_head) + size_t(inside) * bytes;
-            float* to = scratch.values + size_t(position - first) * dim;
-            for (int d = 0; d < dim; d += LANES) store(to + d, widened(value, cache.wide, d));
-        }
-        float* across = scratch.keys + size_t(at - first) * dim;
-        for (int d = 0; d < dim; d += LANES) {
-            F32 rows[LANES];
+        for (int line = 0; line < bytes; line += 64) {
+            F32 v[LANES];
 #pragma GCC unroll 16
-            for (int lane = 0; lane < LANES; lane++) rows[lane] = at + lane < end ? widened(keys[lane], cache.wide, d) : F32{};
-            transpose(rows);
+            for (int lane = 0; lane < LANES; lane++) v[lane] = load<F32>(keys[lane] + line), __builtin_prefetch(later[lane] + line);
+            transpose(v);
 #pragma GCC unroll 16
-            for (int lane = 0; lane < LANES; lane++) store(across + (d + lane) * LANES, rows[lane]);
-        }
-    }
-}
-
-template <int COUNT> void scores(const float* across, int dim, const float* queries, int stride, F32* out) {
-    F32 sums[COUNT] = {};
-    for (int d = 0; d < dim; d++) {
-        const F32 keys = load<F32>(across + d * LANES);
-#pragma GCC unroll 8
-        for (int q = 0; q < COUNT; q++) sums[q] = fma(keys, splat(queries[size_t(q) * stride + d]), sums[q]);
-    }
-#pragma GCC unroll 8
-    for (int q = 0; q < COUNT; q++) out[q] = sums[q];
-}
-
-template <int COUNT> void mixtures(const Scratch& scratch, int dim, int live, const float (*weights)[PART], float* mixed) {
-    for (int d = 0; d < dim; d += WIDTH * LANES) {
-        F32 sums[COUNT][WIDTH] = {};
-        for (int at = 0; at < live; at++) {
-            const float* value = scratch.values + size_t(at) * dim + d;
-            const F32 low = load<F32>(value), high = load<F32>(value + LANES);
-#pragma GCC unroll 8
-            for (int q = 0; q < COUNT; q++) {
-                const F32 weight = splat(weights[q][at]);
-                sums[q][0] = fma(weight, low, sums[q][0]);
-                sums[q][1] = fma(weight, high, sums[q][1]);
+            for (int lane = 0; lane < LANES; lane++) {
+                if (PAIRS || cache.wide == 4) store(across, v[lane]), across += LANES;
+                else store(across, even(v[lane])), store(across + LANES, odd(v[lane])), across += 2 * LANES;
             }
         }
-        for (int q = 0; q < COUNT; q++)
-            for (int w = 0; w < WIDTH; w++) store(mixed + size_t(q) * dim + d + w * LANES, sums[q][w]);
     }
 }
 
-// One group of queries over what `widen` has read.
-template <int COUNT>
-void attend(const Scratch& scratch, int dim, int first, int end, const float* queries, const int32_t* last, Partial* partials,
-            float* mixed) {
-    alignas(64) float weights[COUNT][PART];
-    const int steps = (end - first + LANES - 1) / LANES;
+void widen_values(const Cache& cache, const Rows& rows, const Rows& next, float* to) {
+    const int bytes = cache.head_dim * cache.wide;
+    for (int at = 0; at < rows.count; at++) {
+        const uint8_t* row = rows.keys[at] + rows.apart;
+        const uint8_t* later = (at < next.count ? next.keys[at] : rows.keys[at]) + rows.apart;
+        for (int line = 0; line < bytes; line += 64) {
+            const F32 v = load<F32>(row + line);
+            __builtin_prefetch(later + line);
+            if (cache.wide == 2) store(to, even(v)), store(to + LANES, odd(v)), to += 2 * LANES;
+            else store(to, v), to += LANES;
+        }
+    }
+}
+
+// Products of `QUERIES` queries with ABREAST steps of keys -> weights[query][step].
+template <int QUERIES> void scores(const float* across, int dim, const float* queries, float (*weights)[PART], int step) {
+    F32 sums[QUERIES][ABREAST] = {};
+    for (int d = 0; d < dim; d++) {
+        F32 keys[ABREAST];
+#pragma GCC unroll 4
+        for (int s = 0; s < ABREAST; s++) keys[s] = load<F32>(across + (size_t(step + s) * dim + d) * LANES);
+#pragma GCC unroll 6
+        for (int q = 0; q < QUERIES; q++) {
+            const F32 query = splat(queries[size_t(q) * dim + d]);
+#pragma GCC unroll 4
+            for (int s = 0; s < ABREAST; s++) sums[q][s] = fma(keys[s], query, sums[q][s]);
+        }
+    }
+    for (int q = 0; q < QUERIES; q++)
+        for (int s = 0; s < ABREAST; s++) store(&weights[q][(step + s) * LANES], sums[q][s]);
+}
+
+// The same over pairs.
+template <int QUERIES> void pair_scores(const float* across, int dim, const float* queries, float (*weights)[PART], int step) {
+    F32 sums[QUERIES][ABREAST] = {};
+    for (int d = 0; d < dim; d += 2) {
+        F32 low[ABREAST], high[ABREAST];
+#pragma GCC unroll 4
+        for (int s = 0; s < ABREAST; s++) {
+            const F32 pairs = load<F32>(across + (size_t(step + s) * dim + d) / 2 * LANES);
+            low[s] = even(pairs), high[s] = odd(pairs);
+        }
+#pragma GCC unroll 6
+        for (int q = 0; q < QUERIES; q++) {
+            const F32 first = splat(queries[size_t(q) * dim + d]), second = splat(queries[size_t(q) * dim + d + 1]);
+#pragma GCC unroll 4
+            for (int s = 0; s < ABREAST; s++) sums[q][s] = fma(high[s], second, fma(low[s], first, sums[q][s]));
+        }
+    }
+    for (int q = 0; q < QUERIES; q++)
+        for (int s = 0; s < ABREAST; s++) store(&weights[q][(step + s) * LANES], sums[q][s]);
+}
+
+// Sums of `live` values by weight -> mixed, VECTORS vectors of each. values(at): vector v of value `at` is its part v.
+template <int QUERIES, int VECTORS, class Value> inline void mix(Value values, int dim, int live, const float (*weights)[PART], float* mixed) {
+    F32 sums[QUERIES][VECTORS] = {};
+    for (int at = 0; at < live; at++) {
+        F32 value[VECTORS];
+        values(at, value);
+#pragma GCC unroll 6
+        for (int q = 0; q < QUERIES; q++) {
+            const F32 weight = splat(weights[q][at]);
+#pragma GCC unroll 4
+            for (int v = 0; v < VECTORS; v++) sums[q][v] = fma(weight, value[v], sums[q][v]);
+        }
+    }
+    for (int q = 0; q < QUERIES; q++)
+        for (int v = 0; v < VECTORS; v++) store(mixed + size_t(q) * dim + v * LANES, sums[q][v]);
+}
+
+template <int QUERIES, int VECTORS> void mix_floats(const float* values, int dim, int live, const float (*weights)[PART], float* mixed) {
+    const auto read = [&](int at, F32* value) {
+#pragma GCC unroll 4
+        for (int v = 0; v < VECTORS; v++) value[v] = load<F32>(values + size_t(at) * dim + v * LANES);
+    };
+    mix<QUERIES, VECTORS>(read, dim, live, weights, mixed);
+}
+
+// Values as bf16 in their blocks, from vector d / LANES on; asks for those that come next.
+template <int QUERIES, int VECTORS>
+void mix_pairs(const Rows& rows, const Rows& next, int d, int dim, const float (*weights)[PART], float* mixed) {
+    const auto read = [&](int at, F32* value) {
+        const uint8_t* row = rows.keys[at] + rows.apart + 2 * d;
+        const uint8_t* later = (at < next.count ? next.keys[at] : rows.keys[at]) + rows.apart + 2 * d;
+#pragma GCC unroll 2
+        for (int v = 0; v < VECTORS; v += 2) {
+            const F32 pairs = load<F32>(row + 32 * v);
+            __builtin_prefetch(later + 32 * v);
+            value[v] = even(pairs), value[v + 1] = odd(pairs);
+        }
+    };
+    mix<QUERIES, VECTORS>(read, dim, rows.count, weights, mixed);
+}
+
+// Scores of a part -> weights, 0 for positions the query does not see.
+Partial soften(float* weights, int first, int last) {
     const I32 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    for (int step = 0; step < steps; step++) {
-        F32 found[COUNT];
-        scores<COUNT>(scratch.keys + size_t(step) * LANES * dim, dim, queries, dim, found);
-        for (int q = 0; q < COUNT; q++) {
-            const U32 unseen = (U32)(lane + (first + step * LANES) > I32{} + last[q]);
-            store(&weights[q][step * LANES], (F32)((unseen & 0xff800000u) | (~unseen & (U32)found[q])));
+    F32 found[STEPS], high = splat(-INFINITY), total = {};
+    for (int step = 0; step < STEPS; step++) {
+        found[step] = load<F32>(weights + step * LANES);
+        if (last < first + PART - 1) {
+            const U32 unseen = (U32)(lane + (first + step * LANES) > I32{} + last);
+            found[step] = (F32)((unseen & 0xff800000u) | (~unseen & (U32)found[step]));
         }
+        high = found[step] > high ? found[step] : high;
     }
-    for (int q = 0; q < COUNT; q++) {
-        // Only the steps that this query itself sees count, so that its neighbours' reach changes nothing.
-        const int own = last[q] < first ? 0 : (last[q] - first) / LANES + 1;
-        const int seen = own < steps ? own : steps;
-        F32 high = splat(-INFINITY), total = {};
-        for (int step = 0; step < seen; step++) {
-            const F32 found = load<F32>(&weights[q][step * LANES]);
-            high = found > high ? found : high;
-        }
-        const float most = peak(high);
-        for (int step = 0; step < steps; step++) {
-            const F32 weight = step < seen ? exp(load<F32>(&weights[q][step * LANES]) - splat(most)) : F32{};
-            store(&weights[q][step * LANES], weight);
-            total += weight;
-        }
-        partials[q] = {most, sum(total)};
+    const float most = peak(high);
+    for (int step = 0; step < STEPS; step++) {
+        const F32 weight = exp(found[step] - splat(most));
+        store(weights + step * LANES, weight);
+        total += weight;
     }
-    mixtures<COUNT>(scratch, dim, end - first, weights, mixed);
+    return {most, sum(total)};
+}
+
+template <int QUERIES> void soften_all(const Queries& queries, int first, int at, float (*weights)[PART], Partial* partials) {
+    for (int q = 0; q < QUERIES; q++) partials[at + q] = soften(weights[q], first, queries.last[at + q]);
+}
+
+// Queries [at, at + QUERIES) over widened keys and values.
+template <int QUERIES> void attend(Scratch& scratch, int dim, int first, int live, int at, Partial* partials, float* mixed) {
+    alignas(64) float weights[QUERIES][PART];
+    for (int step = 0; step * LANES < live; step += ABREAST) scores<QUERIES>(scratch.keys, dim, scratch.queries.rows + size_t(at) * dim, weights, step);
+    soften_all<QUERIES>(scratch.queries, first, at, weights, partials);
+    float* to = mixed + size_t(at) * dim;
+    int d = 0;
+    for (; d + WIDTH * LANES <= dim; d += WIDTH * LANES) mix_floats<QUERIES, WIDTH>(scratch.values + d, dim, live, weights, to + d);
+    for (; d < dim; d += 2 * LANES) mix_floats<QUERIES, 2>(scratch.values + d, dim, live, weights, to + d);
+}
+
+// All queries, which are QUERIES, over keys and values that are bf16 and worth no widening.
+template <int QUERIES> void attend_few(Scratch& scratch, const Cache& cache, const Rows& rows, const Rows& next, int first, Partial* partials, float* mixed) {
+    alignas(64) float weights[QUERIES][PART];
+    const int dim = cache.head_dim;
+    turn_keys<true>(cache, rows, next, scratch.keys);
+    for (int step = 0; step * LANES < rows.count; step += ABREAST) pair_scores<QUERIES>(scratch.keys, dim, scratch.queries.rows, weights, step);
+    soften_all<QUERIES>(scratch.queries, first, 0, weights, partials);
+    int d = 0;
+    for (; d + WIDTH * LANES <= dim; d += WIDTH * LANES) mix_pairs<QUERIES, WIDTH>(rows, next, d, dim, weights, mixed + d);
+    for (; d < dim; d += 2 * LANES) mix_pairs<QUERIES, 2>(rows, next, d, dim, weights, mixed + d);
+}
+
+template <int... LESS>
+void attend_part(Scratch& scratch, const Cache& cache, const Rows& rows, const Rows& next, int first, Partial* partials, float* mixed,
+                 std::integer_sequence<int, LESS...>) {
+    constexpr void (*few[])(Scratch&, const Cache&, const Rows&, const Rows&, int, Partial*, float*) = {attend_few<LESS + 1>...};
+    constexpr void (*some[])(Scratch&, int, int, int, int, Partial*, float*) = {attend<LESS + 1>...};
+    const int count = scratch.queries.count;
+    if (count <= COUNT && cache.wide == 2) {
+        few[count - 1](scratch, cache, rows, next, first, partials, mixed);
+        return;
+    }
+    turn_keys<false>(cache, rows, next, scratch.keys);
+    widen_values(cache, rows, next, scratch.values);
+    for (int at = 0; at < count; at += COUNT)
+        some[std::min(COUNT, count - at) - 1](scratch, cache.head_dim, first, rows.count, at, partials, mixed);
 }
 
 }  // namespace
 
-void attend_part(Scratch& scratch, const Cache& cache, int layer, int kv_head, const int32_t* blocks, int first, int count,
-                 const float* queries, const int32_t* last, Partial* partials, float* mixed) {
-    const int dim = cache.head_dim;
-    int newest = last[0];
-    for (int q = 1; q < count; q++) newest = last[q] > newest ? last[q] : newest;
-    const int end = newest + 1 < first + PART ? newest + 1 : first + PART;
-    widen(scratch, cache, layer, kv_head, blocks, first, end);
-    int q = 0;
-    auto group = [&](auto rows) {
-        constexpr int COUNT = decltype(rows)::value;
-        for (; q + COUNT <= count; q += COUNT)
-            attend<COUNT>(scratch, dim, first, end, queries + size_t(q) * dim, last + q, partials + q, mixed + size_t(q) * dim);
-    };
-    group(std::integral_constant<int, ROWS>{});
-    group(std::integral_constant<int, 3>{});
-    group(std::integral_constant<int, 1>{});
+void attend_parts(Scratch& scratch, const Head& head, int part, int end, Partial* partials, float* mixed) {
+    const int dim = head.cache->head_dim, count = scratch.queries.count;
+    Rows rows(head, part * PART);
+    for (; part < end; part++) {
+        const Rows next(head, (part + 1) * PART);
+        Partial* found = partials ? partials : scratch.partials;
+        float* sums = partials ? mixed : scratch.mixed;
+        attend_part(scratch, *head.cache, rows, next, part * PART, found, sums, std::make_integer_sequence<int, COUNT>{});
+        if (partials) partials += count, mixed += size_t(count) * dim;
+        else join_part(scratch.joined, scratch.queries, part, dim, found, sums);
+        rows = next;
+    }
 }
 
-void join_parts(const Partial* partials, const float* mixed, int parts, int apart, int dim, float* out) {
-    float most = partials[0].peak;
-    for (int part = 1; part < parts; part++) {
-        const float here = partials[size_t(part) * apart].peak;
-        most = here > most ? here : most;
+void begin_join(Joined& joined, int count, int dim) {
+    std::fill(joined.peaks, joined.peaks + TILE, -INFINITY);
+    std::fill(joined.totals, joined.totals + TILE, 0.0f);
+    std::fill(joined.mixed, joined.mixed + size_t(count) * dim, 0.0f);
+}
+
+void join_part(Joined& joined, const Queries& queries, int part, int dim, const Partial* partials, const float* mixed) {
+    for (int at = 0; at < queries.count; at += LANES) {
+        const int end = std::min(at + LANES, queries.count);
+        F32 before = load<F32>(joined.peaks + at), here = splat(-INFINITY);
+        for (int q = at; q < end; q++)
+            if (queries.last[q] >= part * PART) here[q - at] = partials[q].peak;
+        const F32 most = here > before ? here : before, kept = exp(before - most), added = exp(here - most);
+        for (int q = at; q < end; q++) {
+            if (queries.last[q] < part * PART) continue;
+            joined.peaks[q] = most[q - at];
+            joined.totals[q] = joined.totals[q] * kept[q - at] + partials[q].total * added[q - at];
+            const F32 keep = splat(kept[q - at]), add = splat(added[q - at]);
+            float* to = joined.mixed + size_t(q) * dim;
+            const float* from = mixed + size_t(q) * dim;
+            for (int d = 0; d < dim; d += LANES) store(to + d, fma(add, load<F32>(from + d), keep * load<F32>(to + d)));
+        }
     }
-    float total = 0.0f;
-    for (int d = 0; d < dim; d++) out[d] = 0.0f;
-    for (int part = 0; part < parts; part++) {
-        const Partial& partial = partials[size_t(part) * apart];
-        const float weight = exp(splat(partial.peak - most))[0];
-        total += weight * partial.total;
-        const float* row = mixed + size_t(part) * apart * dim;
-        for (int d = 0; d < dim; d += LANES) store(out + d, fma(splat(weight), load<F32>(row + d), load<F32>(out + d)));
+}
+
+void end_join(const Joined& joined, int query, const Cache& cache, float* out) {
+    const int dim = cache.head_dim;
+    const F32 inverse = splat(1.0f / joined.totals[query]);
+    const float* from = joined.mixed + size_t(query) * dim;
+    for (int d = 0; d < dim; d += 2 * LANES) {
+        const F32 low = load<F32>(from + d) * inverse, high = load<F32>(from + d + LANES) * inverse;
+        if (cache.wide == 2) {
+            // Even numbers lie before the odd ones.
+            store(out + d, F32(__builtin_shufflevector(low, high, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23)));
+            store(out + d + LANES, F32(__builtin_shufflevector(low, high, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31)));
+        } else {
+            store(out + d, low);
+            store(out + d + LANES, high);
+        }
     }
-    const F32 inverse = splat(1.0f / total);
-    for (int d = 0; d < dim; d += LANES) store(out + d, load<F32>(out + d) * inverse);
 }
 
 }  // namespace rackserve

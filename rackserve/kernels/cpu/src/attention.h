@@ -6,15 +6,14 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <type_traits>
 
 #include "vectors.h"
 
 namespace rackserve {
 
-constexpr int PART = 256;      // positions after which a softmax begins afresh; a multiple of LANES
+constexpr int PART = 64;       // positions after which a softmax begins afresh; a multiple of LANES
 constexpr int MAX_HEAD = 256;  // numbers of a head
-constexpr int TILE = 48;       // most queries that share what is read; no effect on any bit
+constexpr int TILE = 48;       // most queries that share what is read, a multiple of LANES; no effect on any bit
 
 struct Cache {
     uint8_t* data;  // blocks of [layer][key, value][kv head][position][head dim]
@@ -28,23 +27,53 @@ struct Cache {
     }
 };
 
+// Keys and values of one kv head of a sequence.
+struct Head {
+    const Cache* cache;
+    const int32_t* blocks;
+    int layer, kv_head, end;  // positions [0, end) may be read
+};
+
+// Queries [count][head dim], already scaled, and their positions.
+struct Queries {
+    alignas(64) float rows[TILE * MAX_HEAD];
+    int32_t last[TILE];
+    int count;
+};
+
 // What one part of the positions gives for one query: mixed / total is its softmax attention, by weights under e^peak.
 struct Partial {
     float peak, total;
 };
 
-// One member's memory for the keys and values of a part, widened.
-struct Scratch {
-    alignas(64) float keys[PART * MAX_HEAD];    // [PART / LANES][head dim][LANES]
-    alignas(64) float values[PART * MAX_HEAD];  // [PART][head dim]
+// What the parts so far give, for up to TILE queries.
+struct Joined {
+    float peaks[TILE], totals[TILE];
+    alignas(64) float mixed[TILE * MAX_HEAD];
 };
 
-// Queries [count][head dim] (count <= TILE), already scaled, whose positions are `last[i]`, over positions [first, first + PART).
-// Writes count partials and mixed rows. `blocks`: the sequence's block table.
-void attend_part(Scratch& scratch, const Cache& cache, int layer, int kv_head, const int32_t* blocks, int first, int count, const float* queries,
-                 const int32_t* last, Partial* partials, float* mixed);
+// One member's memory.
+struct Scratch {
+    Queries queries;
+    Joined joined;
+    Partial partials[TILE];
+    alignas(64) float mixed[TILE * MAX_HEAD];
+    alignas(64) float keys[PART * MAX_HEAD];    // [PART / LANES][head dim][LANES]; where few queries share them, pairs of bf16
+    alignas(64) float values[PART * MAX_HEAD];  // [PART][head dim], of bf16 the even numbers of 32 before the odd ones
+};
 
-// Joins `parts` partial results, [parts] apart by `apart` entries, into out [head dim].
-void join_parts(const Partial* partials, const float* mixed, int parts, int apart, int head_dim, float* out);
+inline int parts_until(int position) { return position / PART + 1; }
+
+// scratch.queries over parts [part, end). Writes a partial and a mixed row for each part and query, as values lie in the scratch, or
+// where `partials` is null joins them to scratch.joined.
+void attend_parts(Scratch& scratch, const Head& head, int part, int end, Partial* partials, float* mixed);
+
+void begin_join(Joined& joined, int count, int head_dim);
+
+// Takes a part in; those of queries that do not reach it do not count.
+void join_part(Joined& joined, const Queries& queries, int part, int head_dim, const Partial* partials, const float* mixed);
+
+// The attention of query `query` -> out [head dim].
+void end_join(const Joined& joined, int query, const Cache& cache, float* out);
 
 }  // namespace rackserve

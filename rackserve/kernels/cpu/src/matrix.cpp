@@ -116,24 +116,15 @@ void block(const Matrix& m, const Inputs& in, int row, int output, float* out, i
 }  // namespace
 
 void quantise(const float* row, int inputs, int8_t* highs, int8_t* lows, float* scales, float* sums) {
-    const U32 mask = U32{} + 0x7fffffff;
-    const F32 magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to a whole number
     for (int group = 0; group < inputs / GROUP; group++) {
-        const F32 first = load<F32>(row + group * GROUP), second = load<F32>(row + group * GROUP + LANES);
-        const F32 a = (F32)((U32)first & mask), b = (F32)((U32)second & mask);
-        const float most = peak(a > b ? a : b);
-        const F32 inverse = splat(most > 0.0f ? PEAK / most : 0.0f);
-        I32 total = {};
+        I32 whole[2];
+        round_group(row + group * GROUP, whole, scales + group, sums + group);
         for (int half = 0; half < 2; half++) {
-            const I32 whole = (I32)((half ? second : first) * inverse + magic) - 0x4b400000;
-            const I32 high = (whole + 128) >> 8;
+            const I32 high = (whole[half] + 128) >> 8;
             const size_t at = size_t(group) * GROUP + half * LANES;
             store(highs + at, __builtin_convertvector(high, I8));
-            store(lows + at, __builtin_convertvector(whole - (high << 8), I8));
-            total += whole;
+            store(lows + at, __builtin_convertvector(whole[half] - (high << 8), I8));
         }
-        scales[group] = most / PEAK;
-        sums[group] = scales[group] * sum(to_float(total));  // exact: whole numbers below 2^24
     }
 }
 

@@ -38,6 +38,22 @@ struct Inputs {
 };
 
 constexpr float PEAK = 32512.0f;  // 127 * 256
+constexpr float TINY = 1e-30f;    // a group that is smaller counts as zero: its inverse would overflow
+
+// 32 numbers -> whole ones in two halves, their scale, and scale times their sum.
+inline void round_group(const float* values, I32* whole, float* scale, float* total) {
+    const U32 mask = U32{} + 0x7fffffff;
+    const F32 magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to a whole number
+    const F32 first = load<F32>(values), second = load<F32>(values + LANES);
+    const F32 a = (F32)((U32)first & mask), b = (F32)((U32)second & mask);
+    const float most = peak(a > b ? a : b);
+    const bool counts = most > TINY;
+    const F32 inverse = splat(counts ? PEAK / most : 0.0f);
+    whole[0] = (I32)(first * inverse + magic) - 0x4b400000;
+    whole[1] = (I32)(second * inverse + magic) - 0x4b400000;
+    *scale = counts ? most / PEAK : 0.0f;
+    *total = *scale * sum(to_float(whole[0] + whole[1]));  // exact: whole numbers below 2^24
+}
 
 void quantise(const float* row, int inputs, int8_t* highs, int8_t* lows, float* scales, float* sums);
 

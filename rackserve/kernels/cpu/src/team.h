@@ -1,4 +1,7 @@
 // A fixed team of threads that does one job after another, all members at once. The caller is member 0.
+//
+// Who waits spins for a short while, because the others are about to arrive, and then sleeps: a rank without a step costs its
+// neighbours nothing.
 #pragma once
 
 #include <atomic>
@@ -6,11 +9,29 @@
 #include <thread>
 #include <vector>
 
+#if defined(__x86_64__) || defined(__i386__)
+#include <immintrin.h>
+#endif
+
 namespace rackserve {
+
+constexpr int SPINS = 2000;  // some ten microseconds
+
+// Returns once `value` is no longer `old`.
+template <class T> inline void await_change(std::atomic<T>& value, T old) {
+    for (int spin = 0; spin < SPINS; spin++) {
+        if (value.load(std::memory_order_acquire) != old) return;
+#if defined(__x86_64__) || defined(__i386__)
+        _mm_pause();
+#endif
+    }
+    while (value.load(std::memory_order_acquire) == old) value.wait(old, std::memory_order_acquire);
+}
 
 class Team {
   public:
-    explicit Team(int members);
+    // cores: where to run the members behind the caller, one each; null: wherever the system wants.
+    explicit Team(int members, const int32_t* cores = nullptr);
     ~Team();
     int size() const { return members_; }
 
@@ -23,31 +44,31 @@ class Team {
     const int members_;
     std::vector<std::thread> threads_;
     const std::function<void(int)>* job_ = nullptr;
-    std::atomic<unsigned> round_{0};
-    std::atomic<int> busy_{0};
+    alignas(64) std::atomic<int32_t> round_{0};
+    alignas(64) std::atomic<int32_t> busy_{0};
     std::atomic<bool> ends_{false};
 };
 
-// Waits at a point that all members of a team pass. Spins for a while, then lets others run.
+// Waits at a point that all members of a team pass.
 class Barrier {
   public:
     explicit Barrier(int members) : members_(members) {}
     void wait() {
         if (members_ == 1) return;
-        const unsigned phase = phase_.load(std::memory_order_acquire);
+        const int32_t phase = phase_.load(std::memory_order_acquire);
         if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == members_) {
             arrived_.store(0, std::memory_order_relaxed);
             phase_.store(phase + 1, std::memory_order_release);
+            phase_.notify_all();
             return;
         }
-        for (int spins = 0; phase_.load(std::memory_order_acquire) == phase; spins++)
-            if (spins > 20000) std::this_thread::yield();
+        await_change(phase_, phase);
     }
 
   private:
     const int members_;
-    std::atomic<int> arrived_{0};
-    std::atomic<unsigned> phase_{0};
+    alignas(64) std::atomic<int32_t> arrived_{0};
+    alignas(64) std::atomic<int32_t> phase_{0};
 };
 
 }  // namespace rackserve

@@ -27,7 +27,7 @@ template <class V> inline V load(const void* from) {
 
 template <class V> inline void store(void* to, V v) { std::memcpy(to, &v, sizeof v); }
 
-inline F32 splat(float x) { return F32{} + x; }
+inline F32 splat(float x) { return F32{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
 
 // a * b + c, rounded once where the machine can: the same for every row, whatever is computed beside it.
 inline F32 fma(F32 a, F32 b, F32 c) {
@@ -76,12 +76,9 @@ inline F32 to_float(I32 v) { return __builtin_convertvector(v, F32); }
 
 // e^x to about 1 ulp for x <= 0 (and a little above); below -87 it is 0.
 inline F32 exp(F32 x) {
-    const I32 dead = x < splat(-87.0f);
-    const F32 clamped = (F32)((~(U32)dead & (U32)x));
-    const F32 scaled = clamped * splat(1.44269504088896341f);
     const F32 magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to a whole number
-    const F32 whole = (scaled + magic) - magic;
-    F32 r = fma(whole, splat(-0.693359375f), clamped);
+    const F32 shifted = fma(x, splat(1.44269504088896341f), magic), whole = shifted - magic;
+    F32 r = fma(whole, splat(-0.693359375f), x);
     r = fma(whole, splat(2.12194440e-4f), r);
     F32 p = splat(1.9875691500e-4f);
     p = fma(p, r, splat(1.3981999507e-3f));
@@ -90,16 +87,28 @@ inline F32 exp(F32 x) {
     p = fma(p, r, splat(1.6666665459e-1f));
     p = fma(p, r, splat(5.0000001201e-1f));
     p = fma(p, r * r, r + splat(1.0f));
-    const U32 power = (U32)(__builtin_convertvector(whole, I32) + 127) << 23;
-    const F32 value = p * (F32)power;
-    return (F32)(~(U32)dead & (U32)value);
+    // The lowest bits of `shifted` are the power of two, which goes onto the exponent.
+    const U32 value = (U32)p + ((U32)shifted << 23);
+#if defined(__AVX512F__)
+    return (F32)_mm512_maskz_mov_epi32(_mm512_cmp_ps_mask((__m512)x, (__m512)splat(-87.0f), _CMP_NLT_UQ), (__m512i)value);
+#else
+    return (F32)(~(U32)(x < splat(-87.0f)) & value);
+#endif
 }
 
-// Sums and maxima over lanes in one fixed order.
+// Sums and maxima over lanes in one fixed order: halves onto each other.
 inline float sum(F32 v) {
+#if defined(__AVX512F__)
+    const __m512 whole = (__m512)v;
+    const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(whole), _mm512_extractf32x8_ps(whole, 1));
+    const __m128 quarter = _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+    const __m128 pair = _mm_add_ps(quarter, _mm_movehl_ps(quarter, quarter));
+    return _mm_cvtss_f32(_mm_add_ss(pair, _mm_movehdup_ps(pair)));
+#else
     for (int width = LANES / 2; width > 0; width /= 2)
         for (int lane = 0; lane < width; lane++) v[lane] += v[lane + width];
     return v[0];
+#endif
 }
 
 inline float peak(F32 v) {

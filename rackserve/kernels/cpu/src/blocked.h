@@ -1,0 +1,47 @@
+// Products of many rows with a quantised matrix: weights are unpacked once for all rows. The bits are those of `product`.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "buffer.h"
+#include "matrix.h"
+
+namespace rackserve {
+
+#if defined(__AVX512F__)
+constexpr int ROW_BLOCK = 12;  // rows whose sums are kept in registers at once; no effect on any bit
+constexpr int TILES = 2;       // output tiles beside each other
+#else
+constexpr int ROW_BLOCK = 4;
+constexpr int TILES = 1;
+#endif
+constexpr int MANY_ROWS = 12;  // from here on unpacking pays
+
+// Rows in blocks of ROW_BLOCK, the last one shorter. A block of n rows is [inputs / 2][n] pairs of 16-bit numbers, of inputs 2p - p % 2
+// and two more; its scales and sums are [inputs / 32][n].
+struct ManyInputs {
+    int32_t* pairs;
+    float* scales;
+    float* sums;
+};
+
+inline bool takes_many(const Matrix& matrix, int rows) { return matrix.kind != BF16 && rows >= MANY_ROWS; }
+
+// Rounds row `row` of `count` as `quantise` does, into its place.
+void quantise_many(const float* values, int inputs, int row, int count, const ManyInputs& to);
+
+// One member's memory for the unpacked weights of TILES tiles of at most `inputs` inputs.
+class Panel {
+  public:
+    explicit Panel(int inputs);
+    uint8_t* data() { return bytes_.at(); }
+
+  private:
+    Buffer<uint8_t> bytes_;
+};
+
+// As `product`.
+void product_many(Panel& panel, const Matrix& matrix, const ManyInputs& inputs, int rows, int first, int end, float* out, int stride, bool add);
+
+}  // namespace rackserve
