@@ -45,6 +45,7 @@ from rackserve.live.runner import unsupported
 from rackserve.live.stalls import StallWatch
 from rackserve.live.supervisor import RankStatus
 from rackserve.page.door import Door
+from rackserve.page.early import Early
 from rackserve.page.feed import Feed
 from rackserve.page.routes import page_routes
 from rackserve.page.view import RackView
@@ -162,7 +163,8 @@ async def open_server(settings: Settings, sinks: Sequence[Sink] = (), tap: Tap |
         opening = Opening(Health(state))
         sessions = Sessions()
         pages = page_routes(Feed(seen.view, seen.curve, lambda: state.draining), Door(keys, sessions))
-        admission = Admission(opening, settings.limits.tenant_requests, count=seen.metrics.error_sent)
+        early = Early(opening, pages, lambda: state.loading)
+        admission = Admission(early, settings.limits.tenant_requests, count=seen.metrics.error_sent)
         guard = Guard(admission, keys, sessions, hosts=_hosts(settings), open_metrics=settings.security.open_metrics)
         stop = asyncio.Event()
         running = _start_serving(

@@ -110,14 +110,14 @@ class Tab:
 
 
 @contextmanager
-def browser(folder: Path) -> Iterator[Tab]:
-    """A tab of a fresh browser whose profile is in `folder`."""
+def browser(folder: Path, *options: str) -> Iterator[Tab]:
+    """A tab of a fresh browser whose profile is in `folder`, with command line `options`."""
     assert CHROMIUM is not None
     (to_read, to_write), (from_read, from_write) = os.pipe(), os.pipe()
     command = [
         "sh", "-c", f'exec "$0" "$@" 3<&{to_read} 4>&{from_write}', CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu",
         "--remote-debugging-pipe", "--no-first-run", "--disable-background-networking", "--disable-component-update",
-        f"--user-data-dir={folder / 'profile'}", "about:blank",
+        f"--user-data-dir={folder / 'profile'}", *options, "about:blank",
     ]  # fmt: skip
     process = subprocess.Popen(
         ["bash", *command[1:]], pass_fds=(to_read, from_write), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL

@@ -8,10 +8,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from rackserve.api.guard import Guard, Sessions
+from rackserve.api.health import Health
 from rackserve.api.http import create_app
 from rackserve.api.keys import KeyEntry, KeyRing
+from rackserve.api.opening import Opening
 from rackserve.api.server import listen, serve
 from rackserve.base.events import (
     AnyEvent,
@@ -31,6 +34,7 @@ from rackserve.live.rank_spec import KvUse
 from rackserve.live.recorder import Recorded
 from rackserve.live.supervisor import RankStatus
 from rackserve.page.door import Door
+from rackserve.page.early import Early
 from rackserve.page.feed import Feed
 from rackserve.page.routes import page_routes
 from rackserve.page.view import RackView
@@ -89,10 +93,19 @@ def busy_view(now_ns: int, seconds: int = 240) -> RackView:
 
 
 class Site:
-    """A server at `url`. `view` may be told more only through `tell`."""
+    """A server at `url`. `view` may be told more only through `tell`. `settings` are those of its factory."""
 
-    def __init__(self, script: Script | Callable[[Request], Script], keys: KeyRing, view: RackView) -> None:
+    def __init__(
+        self,
+        script: Script | Callable[[Request], Script],
+        keys: KeyRing,
+        view: RackView,
+        settings: dict[str, Any],
+        *,
+        loading: bool,
+    ) -> None:
         self._script, self._keys, self.view = script, keys, view
+        self._settings, self._loading = settings, loading
         self.url = ""
         self._loop = asyncio.new_event_loop()
         self._ready, self._stop = threading.Event(), asyncio.Event()
@@ -109,6 +122,14 @@ class Site:
 
         self._loop.call_soon_threadsafe(record)
 
+    def open(self) -> None:
+        """The model is loaded."""
+        self._loop.call_soon_threadsafe(self._open)
+
+    def _open(self) -> None:
+        self._opening.open(self.rig.app, self.rig.gateway)
+        self.rig.state.loading, self.rig.state.ready = False, True
+
     def stop(self) -> None:
         self._loop.call_soon_threadsafe(self._stop.set)
         self.thread.join(20)
@@ -116,29 +137,40 @@ class Site:
         self._loop.close()
 
     async def _serve(self) -> None:
-        self.rig = Rig(self._script)
+        self.rig = Rig(self._script, **self._settings)
         self.sessions = Sessions()
         state = self.rig.state
         self.feed = Feed(self.view, CURVE, lambda: state.draining)
         pages = page_routes(self.feed, Door(self._keys, self.sessions))
-        app = create_app(self.rig.gateway, self.rig.factory, self.rig.metrics, state, pages=pages)
+        self.rig.app = create_app(self.rig.gateway, self.rig.factory, self.rig.metrics, state, pages=pages)
+        self._opening = Opening(Health(state))
+        state.loading, state.ready = self._loading, not self._loading
+        if not self._loading:
+            self._open()
         listener = listen("127.0.0.1", 0)
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        guard = Guard(app, self._keys, self.sessions, hosts=frozenset({"127.0.0.1"}))
+        early = Early(self._opening, pages, lambda: state.loading)
+        guard = Guard(early, self._keys, self.sessions, hosts=frozenset({"127.0.0.1"}))
         serving = asyncio.create_task(
             serve(guard, listener, gateway=self.rig.gateway, state=state, stop=self._stop, grace_s=1.0)
         )  # fmt: skip
-        self._ready.set()
-        await serving
+        async with self.rig.app.router.lifespan_context(self.rig.app):
+            self._ready.set()
+            await serving
 
 
 @contextmanager
 def site(
-    script: Script | Callable[[Request], Script], keys: Sequence[KeyEntry] | KeyRing = (), view: RackView | None = None
+    script: Script | Callable[[Request], Script],
+    keys: Sequence[KeyEntry] | KeyRing = (),
+    view: RackView | None = None,
+    *,
+    loading: bool = False,
+    **settings: Any,
 ) -> Iterator[Site]:
     """A site that is gone when the block is left."""
     ring = keys if isinstance(keys, KeyRing) else KeyRing(list(keys))
-    it = Site(script, ring, view or busy_view(time.monotonic_ns()))
+    it = Site(script, ring, view or busy_view(time.monotonic_ns()), settings, loading=loading)
     it.start()
     try:
         yield it

@@ -8,6 +8,9 @@ from urllib.parse import urlsplit
 
 from rackserve.base.events import RankChanged
 from rackserve.base.request import Request
+from rackserve.text.dsml import CALLS, CALLS_END, INVOKE, INVOKE_END, PARAMETER, PARAMETER_END, DsmlTemplate
+from rackserve.text.parsers import ParserChoice
+from rackserve.text.tokenizer import unpack
 from tests.api.rig import Script, text
 from tests.page.chrome import Tab, browser
 from tests.page.rig import KEY, KEYS, PREFILL, RANKS, Site, site, status
@@ -206,3 +209,82 @@ def test_it_fits_a_narrow_window_moves_for_none_who_ask_for_calm_and_works_by_ke
         named = f"{inputs}.every((it) => it.labels?.length || it.innerText.trim())"
         assert tab.run(named) and tab.run("document.documentElement.lang") == "en"
         assert_clean(tab, it)
+
+
+def test_a_model_without_a_chat_template_goes_on_with_the_text_and_says_so(tmp_path: Path) -> None:
+    with site(text(" and more"), template=None) as it, browser(tmp_path) as tab:
+        open_chat(tab, it)
+        ask(tab, "the cat sat")
+        tab.until("document.querySelectorAll('.facts').length === 1")
+        assert "no chat template" in tab.run("document.querySelector('.completing').innerText")
+        assert "and more" in tab.run(f"{ANSWER}.innerText") and not tab.run("document.querySelector('.error')")
+        tab.run("document.querySelector('.settings').open = true")
+        assert tab.run("!document.querySelector('.settings textarea')")  # a system prompt would have no effect
+        tab.shoot(tmp_path / "completing.png")
+        ask(tab, " on the mat")
+        tab.until("document.querySelectorAll('.facts').length === 2")
+        first, second = it.rig.frontend.submitted
+        decode = it.rig.factory.tokenizer.decode
+        assert decode(list(unpack(first.tokens))) == "the cat sat" and first.session == second.session
+        assert decode(list(unpack(second.tokens))) == "the cat sat and more on the mat"
+        assert {urlsplit(url).netloc for url in tab.asked} == {urlsplit(it.url).netloc}
+        assert [line for line in tab.complaints if "400" not in line] == []  # the browser itself logs the refusal of the chat
+
+
+def test_while_the_model_loads_the_page_is_there_and_waits_for_it(tmp_path: Path) -> None:
+    with site(text("hello"), KEYS, loading=True) as it, browser(tmp_path) as tab:
+        tab.go(f"{it.url}/")
+        tab.until("document.querySelector('#key')")
+        tab.type("#key", KEY)
+        tab.press("Enter")
+        tab.until("document.querySelector('.loading')")
+        assert "being loaded" in tab.run("document.querySelector('.log').innerText")
+        tab.type("#draft", "hi")
+        assert tab.run("document.querySelector('.ask button').disabled")
+        tab.shoot(tmp_path / "loading.png")
+        tab.run("location.hash = 'rack'")
+        tab.until("document.querySelectorAll('.ranks tbody tr').length === 3")
+        tab.run("location.hash = 'chat'")
+        it.open()
+        tab.until("!document.querySelector('.loading') && document.querySelector('.bar option')")
+        tab.run("document.querySelector('#draft').focus()")
+        tab.press("Enter")
+        tab.until("document.querySelector('.facts')")
+        assert "hello" in tab.run(f"{ANSWER}.innerText")
+        assert [line for line in tab.complaints if "503" not in line and "401" not in line] == []
+
+
+def test_reasoning_and_tool_calls_are_folded_and_never_markup(tmp_path: Path) -> None:
+    parameter = f'{PARAMETER} name="path" string="true"><img src=x onerror=1>{PARAMETER_END}'
+    said = f'hm {EVIL}</think>so{CALLS}\n{INVOKE} name="read">\n{parameter}\n{INVOKE_END}\n{CALLS_END}'
+    deepseek = {"template": DsmlTemplate(), "parsers": ParserChoice("deepseek_v41", "deepseek_v41"), "max_model_len": 4096}
+    with site(text(said, groups=(5,)), **deepseek) as it, browser(tmp_path) as tab:
+        open_chat(tab, it)
+        ask(tab, "read it")
+        tab.until("document.querySelector('.facts')")
+        folds = "[...document.querySelectorAll('.assistant details')]"
+        assert tab.run(f"{folds}.map((it) => [it.className, it.open])") == [["reasoning", False], ["call", False]]
+        assert tab.run("document.querySelector('.text').innerText.trim()") == "so"
+        tab.run(f"{folds}.forEach((it) => it.open = true)")
+        tab.shoot(tmp_path / "folds.png")
+        tab.prefer(prefers_color_scheme="dark")
+        tab.until(f"{BACKGROUND} === '{DARK}'")
+        tab.shoot(tmp_path / "dark_folds.png")
+        reasoning, call = tab.run(f"{folds}.map((it) => it.innerText)")
+        assert "<script>window.hacked = 1</script>" in reasoning and "<img src=x onerror=1>" in call and "read" in call
+        assert tab.run("window.hacked === undefined && !document.querySelector('.log img, .log script, .log a, .log svg')")
+        assert_clean(tab, it)
+
+
+def test_pages_of_other_sites_and_other_names_for_this_machine_get_nothing(tmp_path: Path) -> None:
+    with site(text("secret")) as it, browser(tmp_path, "--host-resolver-rules=MAP evil.test 127.0.0.1") as tab:
+        tab.go("data:text/html,<p>another site</p>")
+        tab.until("document.querySelector('p')")
+        read = f"fetch('{it.url}/v1/models').then((r) => r.text(), () => 'blocked')"
+        assert tab.run(read) == "blocked"
+        body = '{"messages": [{"role": "user", "content": "x"}]}'
+        sent = f"fetch('{it.url}/v1/chat/completions', {{method: 'POST', mode: 'no-cors', body: '{body}'}})"
+        assert tab.run(f"{sent}.then((r) => r.type, () => 'blocked')") in ("blocked", "opaque")
+        tab.go(it.url.replace("127.0.0.1", "evil.test"))
+        tab.until("document.body.innerText.includes('wrong_host')")
+        assert not it.rig.frontend.submitted

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import re
+import socket
 from pathlib import Path
 
+import httpx
 import pytest
 
 from rackserve.base.errors import FileFormatError
@@ -22,7 +24,7 @@ SMALL = Topology(prefill_workers=1, decode_workers=1, prefill_blocks=64, decode_
 
 def chatting(folder: Path, **server: object) -> Settings:
     write_folder(folder)
-    served = ServerConfig(port=0, tokenizer=str(folder), **server)  # type: ignore[arg-type]
+    served = ServerConfig(**{"port": 0, "tokenizer": str(folder), **server})  # type: ignore[arg-type]
     return Settings(topology=SMALL, runner=RunnerSpec(vocab_size=small_tokenizer().vocab_size), server=served)
 
 
@@ -56,6 +58,35 @@ def test_the_page_of_a_rack_tells_what_was_reused_and_shows_its_ranks(tmp_path: 
     prompt, reused, computed = (int(re.search(rf"{name}\n(\d+)", facts)[1]) for name in ("Prompt", "Reused", "Computed"))  # type: ignore[index]
     assert prompt == reused + computed > 80 and reused >= 64 and "Answer\n20 tokens" in facts and "Model\ndigest" in facts
     assert "prefill0.0" in rack and "decode0.0" in rack and "1 of 1 up" in rack and "The pool holds" in rack
+
+
+def test_the_page_of_a_rack_is_there_before_its_ranks_are(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+
+    async def scene() -> None:
+        settings = chatting(tmp_path, port=port)
+
+        async def start() -> None:
+            async with open_server(settings):
+                pass
+
+        starting = asyncio.create_task(start())
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client:
+            statuses: dict[str, int] = {}
+            paths = ("/ready", "/", "/page/chat.js", "/v1/models")
+            while not statuses and not starting.done():
+                try:
+                    statuses = {
+                        path: (await client.get(path)).status_code for path in ("/ready", "/", "/page/chat.js", "/v1/models")
+                    }
+                except httpx.ConnectError:
+                    await asyncio.sleep(0.005)
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        assert statuses == {"/ready": 503, "/": 200, "/page/chat.js": 200, "/v1/models": 503}
+
+    asyncio.run(asyncio.wait_for(scene(), 60))
 
 
 def test_a_frontier_that_is_none_is_told_before_anything_starts(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ function Answer({ answer }) {
     ${answer.reasoning && html`<details class="reasoning"><summary>Reasoning</summary><div class="said">${answer.reasoning}</div></details>`}
     <div class="text">${markdown(answer.content)}</div>
     ${answer.calls.filter(Boolean).map(
-      (call) => html`<figure class="call"><figcaption>Tool call <code>${call.name}</code></figcaption><pre tabindex="0">${call.arguments}</pre></figure>`,
+      (call) => html`<details class="call"><summary>Tool call <code>${call.name}</code></summary><pre tabindex="0">${call.arguments}</pre></details>`,
     )}
     ${SAID[answer.state] && html`<p class="state ${answer.state}">${SAID[answer.state]}</p>`}
     ${answer.error && html`<p class="error" role="alert">${answer.error}</p>`}
@@ -38,11 +38,11 @@ function Answer({ answer }) {
   </article>`;
 }
 
-function Settings({ value, change }) {
+function Settings({ value, change, completing }) {
   const set = (name) => (event) => change({ ...value, [name]: event.target.value });
   return html`<details class="settings">
     <summary>Settings</summary>
-    <label>System prompt <textarea rows="3" value=${value.system} onInput=${set("system")}></textarea></label>
+    ${!completing && html`<label>System prompt <textarea rows="3" value=${value.system} onInput=${set("system")}></textarea></label>`}
     <div class="pair">
       <label>Temperature <input type="number" min="0" max="2" step="0.1" placeholder="model's" value=${value.temperature} onInput=${set("temperature")} /></label>
       <label>Most tokens <input type="number" min="1" step="1" placeholder="what fits" value=${value.maxTokens} onInput=${set("maxTokens")} /></label>
@@ -63,6 +63,7 @@ function useFrames(draw) {
   };
 }
 
+const LOOK_MS = 1000;
 const fresh = () => `page-${crypto.getRandomValues(new Uint32Array(2)).join("-")}`;
 const forModel = (message) => ({ role: message.role, content: message.content });
 
@@ -74,16 +75,30 @@ export function Chat({ hidden }) {
   const [draft, setDraft] = useState("");
   const [settings, setSettings] = useState({ system: "", temperature: "", maxTokens: "" });
   const [told, setTold] = useState("");
+  const [loading, setLoading] = useState(null); // unknown at first
+  const [completing, setCompleting] = useState(false);
   const conversation = useRef(fresh());
   const abort = useRef(null);
   const log = useRef(null);
   const show = useFrames((answer) => abort.current && setOpen(answer));
 
   useEffect(() => {
-    fetch("/v1/models")
-      .then((response) => response.json())
-      .then(({ data }) => (setModels(data.map(({ id }) => id)), setModel(data[0]?.id ?? "")))
-      .catch(() => setTold("The list of models cannot be read."));
+    let again = 0;
+    async function look() {
+      const response = await fetch("/v1/models");
+      if (response.status === 503) {
+        setLoading(true);
+        again = setTimeout(ask, LOOK_MS);
+        return;
+      }
+      const { data } = await response.json();
+      setModels(data.map(({ id }) => id));
+      setModel(data[0]?.id ?? "");
+      setLoading(false);
+    }
+    const ask = () => look().catch(() => setTold("The list of models cannot be read."));
+    ask();
+    return () => clearTimeout(again);
   }, []);
 
   useEffect(() => {
@@ -92,8 +107,8 @@ export function Chat({ hidden }) {
   });
 
   async function send() {
-    const text = draft.trim();
-    if (!text || abort.current) return;
+    const text = completing ? draft : draft.trim();
+    if (!text.trim() || abort.current || loading !== false) return;
     const asked = [...messages, { role: "user", content: text }];
     abort.current = new AbortController();
     setMessages(asked);
@@ -101,9 +116,14 @@ export function Chat({ hidden }) {
     setTold("The answer is being written.");
     setOpen({ role: "assistant", content: "", reasoning: "", calls: [], state: "waiting", model, error: "" });
     const past = asked.filter((message) => message.role === "user" || message.content).map(forModel);
-    const answer = await talk({
-      model, messages: past, settings, conversation: conversation.current, signal: abort.current.signal, changed: show,
+    const say = (goOn) => talk({
+      model, messages: past, settings, conversation: conversation.current, completing: goOn, signal: abort.current.signal, changed: show,
     });
+    let answer = await say(completing);
+    if (answer.code === "no_chat_template") {
+      setCompleting(true);
+      answer = await say(true);
+    }
     abort.current = null;
     setOpen(null);
     setMessages([...asked, answer]);
@@ -127,24 +147,26 @@ export function Chat({ hidden }) {
   const shown = open ? [...messages, open] : messages;
   return html`<section id="chat" class="chat" role="tabpanel" aria-labelledby="tab-chat" hidden=${hidden}>
     <div class="bar">
-      <label class="model">Model <select value=${model} onChange=${(event) => setModel(event.target.value)}>
+      <label class="model">Model <select value=${model} onChange=${(event) => (setModel(event.target.value), setCompleting(false))}>
         ${models.map((name) => html`<option value=${name}>${name}</option>`)}
       </select></label>
       <button type="button" onClick=${restart} disabled=${!!open || !shown.length}>New conversation</button>
     </div>
-    <${Settings} value=${settings} change=${setSettings} />
+    <${Settings} value=${settings} change=${setSettings} completing=${completing} />
+    ${completing && html`<p class="note completing">This model has no chat template, so it cannot chat: it goes on with the text that you write.</p>`}
     <div class="log" ref=${log} role="log" aria-live="off" aria-label="Conversation" tabindex="0">
-      ${!shown.length && html`<p class="hint">Ask something. Ask again, and see how much of the prompt is not computed a second time.</p>`}
+      ${!shown.length && loading && html`<p class="hint loading">The model is being loaded. The tab Rack shows its ranks as they come up.</p>`}
+      ${!shown.length && loading === false && html`<p class="hint">Ask something. Ask again, and see how much of the prompt is not computed a second time.</p>`}
       ${shown.map((message) => message.role === "user"
         ? html`<article class="message user" aria-label="You"><div class="said">${message.content}</div></article>`
         : html`<${Answer} answer=${message} />`)}
     </div>
     <form class="ask" onSubmit=${(event) => (event.preventDefault(), send())}>
       <label class="unseen" for="draft">Message</label>
-      <textarea id="draft" rows="2" placeholder="Message" value=${draft} onInput=${(event) => setDraft(event.target.value)} onKeyDown=${keys}></textarea>
+      <textarea id="draft" rows="2" placeholder=${completing ? "Text to go on with" : "Message"} value=${draft} onInput=${(event) => setDraft(event.target.value)} onKeyDown=${keys}></textarea>
       ${open
         ? html`<button type="button" class="main" onClick=${() => abort.current?.abort()}>Stop</button>`
-        : html`<button class="main" disabled=${!draft.trim()}>Send</button>`}
+        : html`<button class="main" disabled=${loading !== false || !draft.trim()}>Send</button>`}
     </form>
     <p class="unseen" role="status">${told}</p>
   </section>`;

@@ -22,15 +22,19 @@ export async function* events(body) {
   }
 }
 
-// What went wrong, in words: from an error body of the server, or as good as can be.
+// What went wrong, as an error with the server's words and code, or as good as can be.
 export async function problem(response) {
   const text = await response.text();
   let told = text.slice(0, 500);
+  let code = "";
   try {
-    told = JSON.parse(text).error.message;
+    const { error } = JSON.parse(text);
+    told = error.message;
+    code = error.code;
   } catch {
     // no error body of ours: the text must do
   }
   const again = response.headers.get("retry-after");
-  return `${told || response.statusText} (${response.status}${again ? `, try again in ${again} s` : ""})`;
+  const error = new Error(`${told || response.statusText} (${response.status}${again ? `, try again in ${again} s` : ""})`);
+  return Object.assign(error, { code });
 }
