@@ -77,9 +77,7 @@ def test_the_page_of_a_rack_is_there_before_its_ranks_are(tmp_path: Path) -> Non
             paths = ("/ready", "/", "/page/chat.js", "/v1/models")
             while not statuses and not starting.done():
                 try:
-                    statuses = {
-                        path: (await client.get(path)).status_code for path in ("/ready", "/", "/page/chat.js", "/v1/models")
-                    }
+                    statuses = {path: (await client.get(path)).status_code for path in paths}
                 except httpx.ConnectError:
                     await asyncio.sleep(0.005)
         starting.cancel()
