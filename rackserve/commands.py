@@ -105,8 +105,14 @@ async def _serve(settings: Settings, events: str | None, traffic: TrafficLog | N
         elif task is not None:
             task.cancel()
 
+    def on_hangup() -> None:
+        if server is not None:
+            server.reload_keys()
+
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal)
+    if settings.security.key_file:
+        loop.add_signal_handler(signal.SIGHUP, on_hangup)
     try:
         async with open_server(settings, sinks, traffic) as server:
             print(f"serving {server.served.names[0]} on {server.url} (Ctrl-C to stop)", flush=True)

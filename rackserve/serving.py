@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import socket
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -24,12 +26,13 @@ from rackserve.api.holdings import Holding
 from rackserve.api.http import create_app
 from rackserve.api.journal import Journal, RefusalLog, Witness
 from rackserve.api.keys import KeyRing
+from rackserve.api.logs import FIELDS
 from rackserve.api.metrics import Metrics
 from rackserve.api.opening import Opening
 from rackserve.api.server import listen, serve
 from rackserve.api.state import ServerState
 from rackserve.api.tracing import open_tracer
-from rackserve.base.errors import ConfigError, RequestError
+from rackserve.base.errors import ConfigError, RackserveError, RequestError
 from rackserve.base.events import RankChanged
 from rackserve.base.ids import POOL_RANK, NodeId, Rank
 from rackserve.base.keys import CacheNamespace
@@ -57,6 +60,8 @@ from rackserve.text.dsml import DsmlTemplate
 from rackserve.text.numbers import NumberTokenizer
 from rackserve.text.parsers import ParserChoice
 from rackserve.text.tokenizer import Tokenizer, Vocabulary
+
+log = logging.getLogger("rackserve.serving")
 
 API: NodeId = "api"
 
@@ -86,13 +91,17 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class OpenServer:
-    """A server that answers. `stop` is set once it is told to end, or when its front end has ended by itself."""
+    """A server that answers. `stop` is set once it is told to end, or when its front end has ended by itself.
+
+    reload_keys  read the key file again; open answers go on
+    """
 
     url: str
     rack: LiveRack
     metrics: Metrics
     served: Served
     stop: asyncio.Event
+    reload_keys: Callable[[], None]
 
 
 def describe_model(settings: Settings, layout: KvLayout) -> Served:
@@ -182,7 +191,7 @@ async def open_server(settings: Settings, sinks: Sequence[Sink] = (), tap: Tap |
                     opening.open(app, gateway)
                     state.loading, state.ready = False, _can_serve(rack.status())
                     try:
-                        yield OpenServer(_url(listener), rack, seen.metrics, served, stop)
+                        yield OpenServer(_url(listener), rack, seen.metrics, served, stop, partial(_reload, keys, sessions))
                         stop.set()
                         await asyncio.wait((running,))  # unlike `await running`, does not cancel it when we are
                         running.result()
@@ -344,6 +353,17 @@ def open_keys(settings: Settings) -> KeyRing:
             f"{KEY_VARIABLE} or security.key_file (`rackserve key` makes one), or security.keyless=true if that is meant"
         )
     return keys
+
+
+def _reload(keys: KeyRing, sessions: Sessions) -> None:
+    """Take the key file over as it is now, if it can be; keys that are gone end the sessions of browsers, too."""
+    try:
+        gone = keys.reload()
+    except RackserveError as error:
+        log.warning("the key file is not taken over: %s", error)
+        return
+    sessions.end_of(gone)
+    log.info("the key file was read again", extra={FIELDS: {"removed": len(gone)}})
 
 
 def _hosts(settings: Settings) -> frozenset[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from http.cookies import CookieError, SimpleCookie
 from urllib.parse import urlsplit
 
@@ -56,6 +56,11 @@ class Sessions:
     def end(self, headers: Mapping[str, str]) -> None:
         """Forget the session that the request's cookie names, if it is one."""
         self._known.pop(_session_in(headers), None)
+
+    def end_of(self, keys: Set[str]) -> None:
+        """Forget the sessions that were begun with one of these keys, by name."""
+        for name in [name for name, (_, caller) in self._known.items() if caller.key in keys]:
+            del self._known[name]
 
 
 class Guard:

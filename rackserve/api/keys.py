@@ -39,9 +39,13 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class KeyRing:
     """The keys of a server; without any, everyone is let in as the only tenant."""
 
-    __slots__ = ("_entries",)
+    __slots__ = ("_entries", "_key_file", "_single")
 
     def __init__(self, entries: list[KeyEntry]) -> None:
+        self._key_file = self._single = ""
+        self._take(entries)
+
+    def _take(self, entries: list[KeyEntry]) -> None:
         names = [entry.name for entry in entries]
         double = next((name for name in names if names.count(name) > 1), None)
         if double is not None:
@@ -54,10 +58,21 @@ class KeyRing:
 
         Raises FileFormatError naming the file, or ConfigError.
         """
-        entries = _read(Path(key_file)) if key_file else []
-        if single:
-            entries.append(KeyEntry("given", hashlib.sha256(single.encode()).hexdigest(), admin=True))
-        return cls(entries)
+        ring = cls(_entries(key_file, single))
+        ring._key_file, ring._single = key_file, single
+        return ring
+
+    def reload(self) -> frozenset[str]:
+        """Read the key file again; the names of keys that are not what they were. Whoever was let in before stays in.
+
+        Raises FileFormatError naming the file, or ConfigError; then all is as before, as it is for a file without keys.
+        """
+        entries = _entries(self._key_file, self._single)
+        if self and not entries:
+            raise ConfigError(f"{self._key_file}: without any key everyone would be let in; the keys stay as they were")
+        before = {entry for _, entry in self._entries}
+        self._take(entries)
+        return frozenset(entry.name for entry in before.difference(entries))
 
     def __bool__(self) -> bool:
         return bool(self._entries)
@@ -70,6 +85,13 @@ class KeyRing:
             if hmac.compare_digest(known, digest):
                 found = Caller(entry.tenant, entry.admin, entry.name)
         return found
+
+
+def _entries(key_file: str, single: str) -> list[KeyEntry]:
+    entries = _read(Path(key_file)) if key_file else []
+    if single:
+        entries.append(KeyEntry("given", hashlib.sha256(single.encode()).hexdigest(), admin=True))
+    return entries
 
 
 def key_in(headers: Mapping[str, str]) -> str:

@@ -105,6 +105,13 @@ def test_a_session_stands_for_the_key_until_it_ends_and_their_number_is_bounded(
     assert sessions.find({"cookie": f"{COOKIE}={name}"}) is None
 
 
+def test_sessions_end_with_the_key_that_began_them() -> None:
+    sessions = Sessions()
+    cookies = {key: {"cookie": f"{COOKIE}={sessions.begin(Caller('team', False, key))}"} for key in ("gone", "kept")}
+    sessions.end_of({"gone", "other"})
+    assert sessions.find(cookies["gone"]) is None and sessions.find(cookies["kept"]) == Caller("team", False, "kept")
+
+
 @pytest.mark.parametrize(
     ("headers", "status"),
     [

@@ -67,3 +67,30 @@ TEXTS = st.text("ab\0", max_size=3)
 def test_no_two_tenants_or_wishes_share_a_salt_and_none_can_be_made_up(one: tuple[str, str], other: tuple[str, str]) -> None:
     assert (salt_of(b"s", *one) == salt_of(b"s", *other)) == (one == other)
     assert one == ("", "") or salt_of(b"s", *one) != salt_of(b"t", *one)
+
+
+def test_a_key_file_is_read_again_and_says_which_keys_are_not_what_they_were(tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    (kept, kept_entry), (gone, gone_entry), (old, old_entry) = (new_key(name, "t") for name in ("kept", "gone", "changed"))
+    path.write_text(kept_entry + gone_entry + old_entry)
+    ring = KeyRing.open(str(path), "given-key")
+    new, new_entry = new_key("changed", "t")
+    added, added_entry = new_key("added")
+    path.write_text(kept_entry + new_entry + added_entry)
+    assert ring.reload() == {"gone", "changed"}
+    assert [ring.find(key) is not None for key in (kept, gone, old, new, added, "given-key")] == [True, False, False] + [
+        True
+    ] * 3
+    assert ring.reload() == frozenset()
+
+
+@pytest.mark.parametrize("text", ["[[keys]", "keys = []", "[[keys]]\nname = 'a'\nsha256 = 'x'", None])
+def test_a_key_file_that_cannot_be_taken_over_leaves_the_keys_as_they_were(text: str | None, tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    key, entry = new_key("kept", "t")
+    path.write_text(entry)
+    ring = KeyRing.open(str(path))
+    path.unlink() if text is None else path.write_text(text)
+    with pytest.raises((FileFormatError, ConfigError), match=r"keys\.toml"):
+        ring.reload()
+    assert ring.find(key) == Caller("t", False, "kept")
