@@ -31,7 +31,7 @@ from rackserve.api.metrics import Metrics
 from rackserve.api.opening import Opening
 from rackserve.api.server import listen, serve
 from rackserve.api.state import ServerState
-from rackserve.api.tracing import open_tracer
+from rackserve.api.tracing import LINGER_S, open_tracer
 from rackserve.base.errors import ConfigError, RackserveError, RequestError
 from rackserve.base.events import RankChanged
 from rackserve.base.ids import POOL_RANK, NodeId, Rank
@@ -246,7 +246,7 @@ class _Seen:
         self.witnesses: list[Witness] = [journal]
         self.sinks: list[Sink] = [self._follow, self._watch, journal, self.view]
         if server.otlp_endpoint:
-            tracer = open_tracer(server.otlp_endpoint)
+            tracer = open_tracer(server.otlp_endpoint, partial(asyncio.get_running_loop().call_later, LINGER_S))
             closing.callback(tracer.close)
             self.witnesses.append(tracer)
             self.sinks.append(tracer)

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rackserve import __version__
 from rackserve.api.call import Call, Caller
 from rackserve.base.errors import ConfigError
-from rackserve.base.events import PrefillAdmitted, RequestEnded
+from rackserve.base.events import PrefillAdmitted, RequestEnded, TransferDone
 from rackserve.base.units import Time
 from rackserve.live.recorder import Recorded
 
@@ -23,27 +24,43 @@ if TYPE_CHECKING:
 
 MAX_OPEN = 100_000
 
+LINGER_S = 1.0
+"""How long a request that has ended waits for what the ranks have recorded of it: their events come in batches."""
+
+SPANS = {"fetch": "fetch", "push": "transfer"}
+"""Kinds of transfers that a request waits for, and the names of their spans."""
+
 OPERATIONS = {"completion": "text_completion"}
 """Values of gen_ai.operation.name; all other kinds of calls are chat."""
 
 
 @dataclass(slots=True)
 class _Open:
-    """A request on its way: what its call said, and when and how a prefill rank took it on (the last one that did)."""
+    """A request on its way: what its call said, and when and how a prefill rank took it on (the last one that did).
+
+    moved  kind of transfer -> begin of the first, end of the last, and bytes, of the last attempt
+    """
 
     attributes: dict[str, Any]
     parent: Any
     admitted: Time = -1
     prefill: dict[str, Any] = field(default_factory=dict)
+    attempt: int = 0
+    moved: dict[str, tuple[Time, Time, int]] = field(default_factory=dict)
 
 
 class Tracer:
-    """A witness and a sink (see recorder). The caller's traceparent is honoured, and so is its wish not to be sampled."""
+    """A witness and a sink (see recorder). The caller's traceparent is honoured, and so is its wish not to be sampled.
 
-    def __init__(self, provider: TracerProvider) -> None:
+    later  calls what it is given in LINGER_S seconds
+    """
+
+    def __init__(self, provider: TracerProvider, later: Callable[[Callable[[], None]], object]) -> None:
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
         self._provider = provider
+        self._later = later
+        self._ended: dict[str, tuple[RequestEnded, Time]] = {}
         self._tracer = provider.get_tracer("rackserve", __version__)
         self._extract = TraceContextTextMapPropagator().extract
         self._open: OrderedDict[str, _Open] = OrderedDict()
@@ -69,14 +86,21 @@ class Tracer:
 
     def __call__(self, recorded: Recorded) -> None:
         event, now = recorded.event, recorded.t
-        if not isinstance(event, PrefillAdmitted | RequestEnded):
+        if not isinstance(event, PrefillAdmitted | TransferDone | RequestEnded):
             return
         known = self._open.get(event.request)
         if known is None:
             return
         if isinstance(event, RequestEnded):
-            del self._open[event.request]
-            self._export(known, event, now)
+            self._ended[event.request] = (event, now)
+            self._later(partial(self._settle, event.request))
+            return
+        if event.attempt > known.attempt:
+            known.attempt = event.attempt
+            known.moved.clear()
+        if isinstance(event, TransferDone):
+            begin, end, num_bytes = known.moved.get(event.kind, (now, 0, 0))
+            known.moved[event.kind] = (min(begin, now - event.duration_ns), max(end, now), num_bytes + event.num_bytes)
             return
         known.admitted = now
         known.prefill = {
@@ -84,6 +108,12 @@ class Tracer:
             "rackserve.cached_tokens.local": event.local_tokens,
             "rackserve.cached_tokens.fetched": event.fetched_tokens,
         }
+
+    def _settle(self, request: str) -> None:
+        """Nothing more will be heard of a request that has ended."""
+        ended, known = self._ended.pop(request, None), self._open.pop(request, None)
+        if ended is not None and known is not None:
+            self._export(known, *ended)
 
     def _export(self, known: _Open, event: RequestEnded, end: Time) -> None:
         from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
@@ -110,7 +140,14 @@ class Tracer:
             span.set_status(Status(StatusCode.ERROR, event.reason))
         first = begin + event.ttft_ns if event.ttft_ns >= 0 else end
         admitted = min(known.admitted, first) if known.admitted >= 0 else first
-        parts = [("queue", begin, admitted, {}), ("prefill and transfer", admitted, first, known.prefill)]
+        parts: list[tuple[str, Time, Time, dict[str, Any]]] = [
+            ("queue", begin, admitted, {}),
+            ("prefill", admitted, first, known.prefill),
+        ]
+        for kind, name in SPANS.items():
+            if kind in known.moved:
+                start, stop, num_bytes = known.moved[kind]
+                parts.append((name, max(start, begin), min(stop, end), {"rackserve.bytes": num_bytes}))
         if event.ttft_ns >= 0:
             parts.append(("decode", first, end, {}))
         for name, start, stop, attributes in parts:
@@ -123,10 +160,12 @@ class Tracer:
 
     def close(self) -> None:
         """Send what is left; returns within seconds if nobody takes it."""
+        for request in list(self._ended):
+            self._settle(request)
         self._provider.shutdown()
 
 
-def open_tracer(endpoint: str) -> Tracer:
+def open_tracer(endpoint: str, later: Callable[[Callable[[], None]], object]) -> Tracer:
     """A tracer that sends to `endpoint` (OTLP over HTTP) from a thread of its own, in batches, and drops what is too much.
 
     Raises ConfigError if the packages are missing.
@@ -141,4 +180,4 @@ def open_tracer(endpoint: str) -> Tracer:
     provider = TracerProvider(resource=Resource.create({"service.name": "rackserve", "service.version": __version__}))
     exporter = OTLPSpanExporter(endpoint=f"{endpoint.rstrip('/')}/v1/traces", timeout=2)
     provider.add_span_processor(BatchSpanProcessor(exporter))
-    return Tracer(provider)
+    return Tracer(provider, later)

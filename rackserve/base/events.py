@@ -116,7 +116,10 @@ class QueueChanged(Event, frozen=True):
 
 
 class TransferDone(Event, frozen=True):
-    """A transfer ended: `outcome` is finished, or failed if it was cancelled or could not be done."""
+    """A transfer ended: `outcome` is finished, or failed if it was cancelled or could not be done.
+
+    request, attempt  whose blocks it moved
+    """
 
     kind: str
     rank: Rank
@@ -124,6 +127,8 @@ class TransferDone(Event, frozen=True):
     num_bytes: int
     duration_ns: Time
     outcome: str = "finished"
+    request: str = ""
+    attempt: int = 0
 
 
 class BlocksEvicted(Event, frozen=True):

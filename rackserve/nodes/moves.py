@@ -97,6 +97,7 @@ class Moves:
                 sum([len(copy.source_slots) * self._slot_bytes[copy.group] for copy in move.transfer.copies]),
                 self._ports.clock.now() - move.started,
                 "finished" if finished else "failed",
+                *move.sequence.key,
             )
         )
         move.on_end(finished)
