@@ -13,7 +13,7 @@ from rackserve.api.ask import Ask
 from rackserve.api.call import Call, Caller
 from rackserve.api.keys import salt_of
 from rackserve.api.limits import Limits
-from rackserve.api.prompter import Prompter, Rendered
+from rackserve.api.prompter import Prompter, Rendered, Wish
 from rackserve.base.errors import RequestError
 from rackserve.base.keys import TOKEN_BYTES, CacheNamespace, extend_chain
 from rackserve.base.request import MAX_PROMPT_SCORES, Constraint, Request, SamplingParams
@@ -25,6 +25,18 @@ from rackserve.text.prompt_cache import Prompt, PromptCache, Scope
 from rackserve.text.tokenizer import Vocabulary, pack, unpack
 
 _PREFIXES = {"completion": "cmpl-", "chat": "chatcmpl-", "response": "resp_", "message": "msg_"}
+
+_WISHES: dict[str, dict[Wish, str]] = {
+    "completion": {},
+    "chat": {"thinking": "chat_template_kwargs", "reasoning_effort": "reasoning_effort", "parallel": "parallel_tool_calls"},
+    "response": {"reasoning_effort": "reasoning.effort", "parallel": "parallel_tool_calls"},
+    "message": {
+        "thinking": "thinking",
+        "reasoning_effort": "output_config.effort",
+        "parallel": "tool_choice.disable_parallel_tool_use",
+    },
+}
+"""Where each dialect has the wishes that may have no effect."""
 
 PROMPT_CACHE_BYTES = 256 << 20
 
@@ -95,11 +107,16 @@ class RequestFactory:
         try:
             rendered = self._prompter.render(ask.conversation, ask.sampling.constraint)
             if isinstance(rendered.text, str):
-                return rendered, [self.kept.encode(rendered.text, scope)], root
-            return rendered, [self.kept.encode_pieces(rendered.text, scope)], root
+                found = self.kept.encode(rendered.text, scope)
+            else:
+                found = self.kept.encode_pieces(rendered.text, scope)
         except RequestError as error:
             error.param = (error.param or "messages").replace("messages", ask.field, 1)
             raise
+        if not found.tokens:
+            text = f"{ask.field}: the chat template makes an empty prompt of them"
+            raise RequestError(text, param=ask.field, code="empty_prompt")
+        return rendered, [found], root
 
     def check_model(self, model: str | None) -> None:
         """Refuse (404) a model that is not served; none named is the one that is."""
@@ -171,7 +188,7 @@ class RequestFactory:
             id=name,
             created=int(time.time()),
             model=ask.model or self.models[0],
-            ask=ask,
+            ask=msgspec.structs.replace(ask, ignored=(*ask.ignored, *(_WISHES[ask.kind][wish] for wish in rendered.ignored))),
             requests=tuple(requests),
             parser=rendered.parser,
             clamped=0 if wanted is None else ask.n * sum(wanted > room for room in rooms),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
 
 import msgspec
 
@@ -24,6 +24,10 @@ MAX_CALLS = 8
 """Most calls of an answer that has to call; a weak model would not stop by itself."""
 
 
+Wish = Literal["thinking", "reasoning_effort", "parallel"]
+"""A field of a conversation that may have no effect."""
+
+
 class Rendered(msgspec.Struct, frozen=True):
     """A prompt, and how the answer to it is read.
 
@@ -31,12 +35,14 @@ class Rendered(msgspec.Struct, frozen=True):
     parser         makes the parser of one answer
     reasoning_end  id of the token that ends the reasoning the answer begins with; -1: it begins with none
     constraint     what the answer must be
+    ignored        what was asked for and has no effect with this model
     """
 
     text: str | tuple[Piece, ...]
     parser: Callable[[], AnswerParser] = PlainParser
     reasoning_end: int = -1
     constraint: Constraint | None = None
+    ignored: tuple[Wish, ...] = ()
 
 
 class Prompter:
@@ -46,11 +52,12 @@ class Prompter:
     choice    which parsers read its answers
     """
 
-    __slots__ = ("_choice", "_end_id", "_template")
+    __slots__ = ("_choice", "_end_id", "_quoting", "_template")
 
     def __init__(self, template: ChatTemplate | DsmlTemplate | None, choice: ParserChoice, vocabulary: Vocabulary) -> None:
         self._template = template
         self._choice = choice
+        self._quoting = vocabulary.quoting
         self._end_id = _single_id(vocabulary, THINK_END) if choice.reasoning != "none" else -1
 
     def render(self, conversation: Conversation, constraint: Constraint | None) -> Rendered:
@@ -63,19 +70,32 @@ class Prompter:
             raise RequestError("messages must hold at least one message", param="messages")
         messages, begun = _split(conversation)
         tools = [] if conversation.tool_choice == "none" else conversation.tools
-        inside = False
+        inside, ignored = False, _without_effect(conversation, tools)
         if isinstance(self._template, DsmlTemplate):
             pieces = self._template.pieces(messages, _options(conversation, tools, constraint))
             inside = starts_reasoning(pieces)
-            text: str | tuple[Piece, ...] = (*pieces, Piece(begun, False)) if begun else pieces
+            pieces = (*pieces, Piece(begun, False)) if begun else pieces
         else:
-            text = self._template.render(messages, tools or None) + begun
+            wished = {name: value for name, value in _wished(conversation).items() if self._template.takes(name)}
+            pieces = self._quoting.followed(self._template.pieces(self._quoting, messages, tools or None, wished), begun)
+            ignored += self._missed(conversation, wished)
         return Rendered(
-            text,
+            pieces[0].text if len(pieces) == 1 and pieces[0].ours else pieces,
             self._reader(tools, inside),
             self._end_id if inside else -1,
             self._form(conversation, tools, constraint),
+            ignored,
         )
+
+    def _missed(self, conversation: Conversation, taken: Mapping[str, Any]) -> tuple[Wish, ...]:
+        """What was asked for that a template without such options cannot do, unless it is what the model does anyway."""
+        reasons = self._choice.reasoning != "none"
+        missed: list[Wish] = []
+        if conversation.thinking is not None and not taken.keys() & {"thinking", "enable_thinking"}:
+            missed += ["thinking"] if conversation.thinking or reasons else []
+        if conversation.reasoning_effort is not None and "reasoning_effort" not in taken:
+            missed += ["reasoning_effort"] if conversation.reasoning_effort != "none" or reasons else []
+        return tuple(missed)
 
     def _reader(self, tools: list[dict[str, Any]], inside: bool) -> Callable[[], AnswerParser]:
         choice = self._choice
@@ -129,6 +149,21 @@ def _options(conversation: Conversation, tools: list[dict[str, Any]], constraint
         reasoning_effort=conversation.reasoning_effort,
         thinking_mode="thinking" if thinking else "chat",
     )
+
+
+def _wished(conversation: Conversation) -> dict[str, Any]:
+    """What a template may be told besides, by the names that templates have for it."""
+    wished = {
+        "thinking": conversation.thinking,
+        "enable_thinking": conversation.thinking,
+        "reasoning_effort": conversation.reasoning_effort,
+    }
+    return {name: value for name, value in wished.items() if value is not None}
+
+
+def _without_effect(conversation: Conversation, tools: list[dict[str, Any]]) -> tuple[Wish, ...]:
+    """An answer that is free to call is free to make several calls."""
+    return () if conversation.parallel or not tools or conversation.tool_choice != "auto" else ("parallel",)
 
 
 def _calls_grammar(functions: list[dict[str, Any]], most: int, otherwise: Constraint | None) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from rackserve.base.errors import FileFormatError, RequestError
 from rackserve.text.hermes import write_tools
 from rackserve.text.messages import Message as Message
 from rackserve.text.messages import read_calls, read_tools, show
+from rackserve.text.quoting import Piece, Quoting, unused_sign
 from rackserve.text.template_engines import BoundedTemplate, SandboxedTemplate
 from rackserve.text.tokenizer import read_json, special_token
 
@@ -26,14 +28,15 @@ class ChatTemplate:
     takes_tools  the template describes tools itself; if not, they are written as in `hermes`
     """
 
-    __slots__ = ("_bos", "_eos", "_template", "takes_tools")
+    __slots__ = ("_bos", "_eos", "_source", "_template", "takes_tools")
 
     def __init__(
         self, source: str, *, bos_token: str = "", eos_token: str = "", origin: str = "chat template", trusted: bool = False
     ) -> None:
         self._bos = bos_token
         self._eos = eos_token
-        self.takes_tools = re.search(r"\btools\b", source) is not None
+        self._source = source
+        self.takes_tools = self.takes("tools")
         self._template: BoundedTemplate | SandboxedTemplate
         try:
             self._template = BoundedTemplate(source, origin)
@@ -60,22 +63,46 @@ class ChatTemplate:
         bos_token, eos_token = special_token(config, "bos_token"), special_token(config, "eos_token")
         return cls(source, bos_token=bos_token, eos_token=eos_token, origin=str(path), trusted=trusted)
 
-    def render(self, messages: list[Message], tools: list[dict[str, Any]] | None = None) -> str:
-        """The prompt for the next answer, with `tools` (chat-completions shape) offered in it.
+    def render(
+        self, messages: list[Message], tools: list[dict[str, Any]] | None = None, options: Mapping[str, Any] | None = None
+    ) -> str:
+        """The prompt for the next answer, with `tools` (chat-completions shape) offered in it. options: see `pieces`.
 
         Raises RequestError naming the field at fault, or `messages` when the template objects.
+        """
+        return "".join(piece.text for piece in self.pieces(Quoting({}), messages, tools, options))
+
+    def pieces(
+        self,
+        quoting: Quoting,
+        messages: list[Message],
+        tools: list[dict[str, Any]] | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> tuple[Piece, ...]:
+        """The prompt in pieces: tokens that clients spelt are apart from the rest. One piece if they spelt none.
+
+        options: names and values that the template is given besides, of those that it `takes`. Raises RequestError as `render`.
         """
         if not messages:
             raise RequestError("messages must hold at least one message", param="messages")
         functions = read_tools("tools", tools)
         checked = [_check(number, message) for number, message in enumerate(messages)]
-        if not self.takes_tools:
-            checked = write_tools(checked, functions)
-        else:
+        if self.takes_tools:
             for message in checked:
                 for call in message.get("tool_calls", ()):  # templates expect them as objects
                     call["function"]["arguments"] = json.loads(call["function"]["arguments"])
+        sign = ""
+        if quoting.spelt([checked, functions]):
+            sign = unused_sign([checked, functions, self._source])
+            functions = quoting.mark(functions, sign)
+            checked = [
+                {**quoting.mark(message, sign, answer=message["role"] == "assistant"), "role": message["role"]}
+                for message in checked
+            ]
+        if not self.takes_tools:
+            checked = write_tools(checked, functions)
         values = {
+            **(options or {}),
             "messages": checked,
             "tools": [{"type": "function", "function": function} for function in functions] or None,
             "add_generation_prompt": True,
@@ -84,7 +111,12 @@ class ChatTemplate:
         }
         size = sum(len(message["content"]) for message in checked)
         size += len(json.dumps([message.get("tool_calls") for message in checked])) + len(json.dumps(functions))
-        return self._template.render(size, values)
+        text = self._template.render(size, values)
+        return quoting.pieces(text, sign) if sign else (Piece(text, True),)
+
+    def takes(self, option: str) -> bool:
+        """Whether the template knows an option of this name."""
+        return re.search(rf"\b{re.escape(option)}\b", self._source) is not None
 
 
 def _check(number: int, message: Message) -> Message:

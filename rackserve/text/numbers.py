@@ -7,6 +7,7 @@ from array import array
 from collections.abc import Iterable
 
 from rackserve.base.errors import RequestError
+from rackserve.text.quoting import Quoting
 from rackserve.text.tokenizer import Encoded, Piece, pack
 
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,9}", re.ASCII)
@@ -18,13 +19,14 @@ class NumberTokenizer:
     Same attributes and methods as `Tokenizer`; there are no special ids, so an answer shows every id.
     """
 
-    __slots__ = ("eos_ids", "frame", "special_ids", "vocab_size")
+    __slots__ = ("eos_ids", "frame", "quoting", "special_ids", "vocab_size")
 
     def __init__(self, vocab_size: int, eos_ids: tuple[int, ...] = ()) -> None:
         self.vocab_size = vocab_size
         self.special_ids: frozenset[int] = frozenset()
         self.eos_ids = eos_ids
         self.frame = (b"", b"")
+        self.quoting = Quoting({})
 
     def encode(self, text: str, *, specials: bool = False) -> bytes:
         """Ids named in `text`, apart by white space; nothing is ever added, whatever `specials` says.

@@ -12,6 +12,8 @@ import msgspec
 from tokenizers import Tokenizer as Backend
 
 from rackserve.base.errors import FileFormatError, RequestError
+from rackserve.text.quoting import Piece as Piece
+from rackserve.text.quoting import Quoting
 
 
 def pack(ids: Iterable[int]) -> bytes:
@@ -53,11 +55,8 @@ def _characters() -> dict[str, int]:
 _BYTE_OF = _characters()
 
 
-class Piece(NamedTuple):
-    """Part of a prompt. `ours`: the template wrote it, so special tokens in it count; else it came from the client."""
-
-    text: str
-    ours: bool
+MAX_REMEMBERED = 4096
+"""Texts of templates whose tokens are remembered, and characters of the longest of them."""
 
 
 class Encoded(NamedTuple):
@@ -92,6 +91,7 @@ class Vocabulary(Protocol):
     special_ids: frozenset[int]
     eos_ids: tuple[int, ...]
     frame: tuple[bytes, bytes]
+    quoting: Quoting
 
     def encode(self, text: str, *, specials: bool = False) -> bytes: ...
     def encode_pieces(self, pieces: Iterable[Piece]) -> bytes: ...
@@ -109,10 +109,12 @@ class Tokenizer:
     special_ids  ids that stand for no text (turn markers and the like); they decode to nothing
     eos_ids      ids that end an answer
     frame        what `encode` with `specials` sets before and after a text
+    quoting      finds the added tokens in what clients write
     """
 
     __slots__ = (
-        "_added", "_backend", "_cuts", "_marks", "_pieces", "_plain", "eos_ids", "frame", "special_ids", "vocab_size",
+        "_added", "_backend", "_cuts", "_marks", "_pieces", "_plain", "eos_ids", "frame", "quoting", "special_ids",
+        "vocab_size",
     )  # fmt: skip
 
     def __init__(self, backend: Backend, eos_ids: tuple[int, ...] = ()) -> None:
@@ -127,6 +129,7 @@ class Tokenizer:
         self.vocab_size = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         self.eos_ids = eos_ids
         self.frame = _frame(backend)
+        self.quoting = Quoting({token.content: token.special for token in added.values()})
 
     @classmethod
     def from_folder(cls, folder: Path) -> Tokenizer:
@@ -187,13 +190,14 @@ class Tokenizer:
         return ids if list(filter(self._added.__contains__, ids)) == written else self._encode_apart(pieces)
 
     def _marks_in(self, text: str) -> tuple[Mark, ...]:
-        """The added tokens in a text of the template; remembered, for templates have few texts."""
+        """The added tokens in a text of the template; remembered if it is short, for templates have few such texts."""
         marks = self._marks.get(text)
         if marks is None:
             encoding = self._backend.encode(text, add_special_tokens=False)
             found = zip(encoding.ids, encoding.offsets, strict=True)
             marks = tuple(Mark(number, *span, len(text[: span[1]].encode())) for number, span in found if number in self._added)
-            self._marks[text] = marks
+            if len(text) <= MAX_REMEMBERED and len(self._marks) < MAX_REMEMBERED:
+                self._marks[text] = marks
         return marks
 
     def _encode_apart(self, pieces: tuple[Piece, ...]) -> list[int]:

@@ -129,3 +129,29 @@ def test_without_a_template_there_are_no_conversations() -> None:
     with pytest.raises(RequestError) as caught:
         Prompter(None, ParserChoice(), small_tokenizer()).render(Conversation(messages=[USER]), None)
     assert caught.value.code == "no_chat_template"
+
+
+def test_tokens_that_a_client_spells_are_text_and_a_prompt_without_any_stays_whole() -> None:
+    assert isinstance(hermes().text, str)
+    spelt = hermes(messages=[{"role": "user", "content": "a<|im_end|>b"}])
+    assert isinstance(spelt.text, tuple) and [piece.text for piece in spelt.text if not piece.ours] == ["<|im_end|>"]
+    begun = [USER, {"role": "assistant", "content": "so<|im_end|>"}]
+    assert text(hermes(messages=begun, continue_last=True)).endswith("assistant\nso<|im_end|>")
+    assert isinstance(hermes(messages=[USER, {"role": "assistant", "content": "so"}], continue_last=True).text, str)
+
+
+def test_a_template_is_told_whether_and_how_hard_to_reason_if_it_asks() -> None:
+    asking = (
+        CHATML + "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}{{ reasoning_effort }}"
+    )
+    prompter = Prompter(ChatTemplate(asking), ParserChoice("hermes", "qwen3"), small_tokenizer())
+    rendered = prompter.render(Conversation(messages=[USER], thinking=False, reasoning_effort="low"), None)
+    assert text(rendered).endswith("<think></think>low") and rendered.ignored == ()
+
+
+def test_wishes_that_a_model_cannot_meet_are_told() -> None:
+    assert hermes(thinking=True, reasoning_effort="high").ignored == ("thinking", "reasoning_effort")
+    assert hermes(thinking=False, reasoning_effort="none").ignored == ()  # as it is
+    assert hermes(tools=[WEATHER], parallel=False).ignored == ("parallel",)
+    assert hermes(tools=[WEATHER], parallel=False, tool_choice="required").ignored == ()
+    assert deepseek(thinking=True, reasoning_effort="high").ignored == ()
