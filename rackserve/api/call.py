@@ -30,6 +30,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     parser         makes the parser of one choice's text
     clamped        choices whose limit of output tokens was cut to the room in the context
     reasoning_end  id of the token that ends the reasoning every answer begins with; -1: none does
+    left_at        for each request the position at which its prompt left the last one of its session; None: it went on from it
     """
 
     id: str
@@ -40,3 +41,4 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     parser: Callable[[], AnswerParser]
     clamped: int = 0
     reasoning_end: int = -1
+    left_at: tuple[int | None, ...] = ()

@@ -116,7 +116,7 @@ class GenerationEndpoint(Endpoint):
         del raw  # may be megabytes, and the answer may take minutes
         for witness in self.service.witnesses:
             witness.begin(call, exchange.caller, exchange.headers)
-        self._note(call.ask, call.clamped)
+        self._note(call.ask, call)
         if call.ask.ignored:
             exchange.notes[IGNORED] = _header(call.ask.ignored)
         reply = self._dialect.reply(call)
@@ -149,10 +149,13 @@ class GenerationEndpoint(Endpoint):
                     await exchange.send_events(events)
         await exchange.send_events(reply.closing(), last=True)
 
-    def _note(self, ask: Ask, clamped: int) -> None:
+    def _note(self, ask: Ask, call: Call) -> None:
         metrics = self.service.metrics
-        if clamped:
-            metrics.output_clamped(clamped)
+        if call.clamped:
+            metrics.output_clamped(call.clamped)
+        for position in call.left_at[:: ask.n]:
+            if position is not None:
+                metrics.prompt_left(position)
         for name in ask.unknown:
             if metrics.unknown_field(name):
                 _log.warning("unknown request field %r has no effect", name[:60])

@@ -193,6 +193,7 @@ class RequestFactory:
             parser=rendered.parser,
             clamped=0 if wanted is None else ask.n * sum(wanted > room for room in rooms),
             reasoning_end=rendered.reasoning_end,
+            left_at=tuple(prompt.left_at for prompt in prompts for _ in range(ask.n)),
         )
 
     def _sampling(self, ask: Ask, constraint: Constraint | None) -> list[SamplingParams]:

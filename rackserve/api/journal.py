@@ -33,7 +33,8 @@ class Witness(Protocol):
 class Journal:
     """A witness and a sink (see recorder). n choices are n lines of one `call`.
 
-    Times are seconds; ttft_s is missing where there was no token. `key` is the name of the caller's key.
+    Times are seconds; ttft_s is missing where there was no token. `key` is the name of the caller's key. `left_at` is the
+    position from which on the prompt differs from its session's last one; missing if it goes on from that.
     """
 
     __slots__ = ("_open",)
@@ -46,8 +47,9 @@ class Journal:
         known: dict[str, object] = {"call": call.id, "model": call.model, "kind": call.ask.kind, "stream": call.ask.stream}
         if caller.key:
             known |= {"key": caller.key, "tenant": caller.tenant}
-        for request in call.requests:
-            self._open[request.id] = known
+        for place, request in enumerate(call.requests):
+            left_at = call.left_at[place] if call.left_at else None
+            self._open[request.id] = known if left_at is None else {**known, "left_at": left_at}
         while len(self._open) > MAX_OPEN:
             self._open.popitem(last=False)
 

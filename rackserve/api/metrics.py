@@ -35,6 +35,7 @@ _TTFT_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 
 _ITL_S = (0.00025, 0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.125, 0.25, 0.5, 1.0, 2.0)
 _E2E_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
 _MOVE_S = (0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
+_POSITIONS = (0, 16, 64, 256, 1024, 4096, 16_384, 65_536, 262_144)
 _STEP_S = (0.00025, 0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.125, 0.25, 0.5, 1.0, 2.0, 5.0)
 
 REASONS = ("stop", "length", "cancelled", "other")
@@ -115,6 +116,12 @@ class Metrics:
         self._retried = self._counter("attempts_retried", "Attempts that were lost and placed again")
         self._dropped = self._counter("messages_dropped", "Messages that came late, twice or unasked, or were lost")
         self._clamped = self._counter("max_tokens_clamped", "Choices whose max_tokens was cut to the room in the context")
+        self._left = Histogram(
+            "rackserve_prompt_left_at_tokens",
+            "Position at which a prompt left the last one of its session (low: a client changed what it had begun with)",
+            buckets=_POSITIONS,
+            registry=self.registry,
+        )
         self._unknown = self._counter("unknown_fields", "Request fields nobody knows, let through without effect")
         self._gone = self._counter("clients_gone", "Exchanges that the client left before their end")
         self._errors = self._counter("error_responses", "Errors told to clients: HTTP status, or inside a stream", "status")
@@ -218,6 +225,10 @@ class Metrics:
     def output_clamped(self, choices: int) -> None:
         """The max_tokens of `choices` choices was cut to the room left."""
         self._clamped.inc(choices)
+
+    def prompt_left(self, position: int) -> None:
+        """A prompt is not its session's last one gone on with: they differ from token `position` on."""
+        self._left.observe(position)
 
     def unknown_field(self, name: str) -> bool:
         """A field nobody knows was let through. True if `name` is new, so that a log line is due (of a bounded number)."""

@@ -379,3 +379,17 @@ def test_what_had_no_effect_is_told_in_a_header_that_no_name_can_break(streamed:
         assert IGNORED not in (await rig.post(CHAT, body(CHAT, stream=streamed))).headers
 
     run(scene())
+
+
+def test_where_prompts_leave_those_of_their_session_is_counted_and_going_on_is_not() -> None:
+    """A session whose third and fourth prompts change a code near their beginning; one whose prompts only grow."""
+
+    async def scene() -> None:
+        rig = Rig(text("x"))
+        for session, prompt in [("a", "0123"), ("a", "0123456"), ("a", "01X3456"), ("a", "01Y3456"), ("b", "0"), ("b", "01")]:
+            body = {"prompt": prompt, "session_id": session}
+            assert (await rig.post("/v1/completions", body)).status_code == 200
+        assert rig.metric("rackserve_prompt_left_at_tokens_count") == 2
+        assert rig.metric("rackserve_prompt_left_at_tokens_sum") == 4
+
+    run(scene())

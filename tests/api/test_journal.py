@@ -66,6 +66,21 @@ def test_the_key_is_told_by_its_name(caplog: pytest.LogCaptureFixture) -> None:
     assert (told["key"], told["tenant"]) == ("alice", "a-team") and "rk-secret" not in str(told)
 
 
+def test_a_line_says_where_its_prompt_left_the_one_before(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "rackserve.requests")
+
+    async def scene() -> None:
+        rig, journal = Rig(text("x")), Journal()
+        rig.app = create_app(rig.gateway, rig.factory, rig.metrics, rig.state, [journal])
+        for prompt in ("0123", "01234", "01X3"):
+            await rig.post("/v1/completions", {"prompt": prompt, "session_id": "s", "n": 2})
+        for request in rig.frontend.submitted:
+            journal(ended(request.id))
+
+    run(scene())
+    assert [told.get("left_at") for _, told in lines(caplog)] == [None] * 4 + [2] * 2
+
+
 def test_a_refusal_is_a_line_and_what_went_well_is_none(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "rackserve.requests")
 

@@ -35,6 +35,7 @@ CONTRACT = {
     "rackserve_attempts_retried": ("counter", ()),
     "rackserve_messages_dropped": ("counter", ()),
     "rackserve_max_tokens_clamped": ("counter", ()),
+    "rackserve_prompt_left_at_tokens": ("histogram", ()),
     "rackserve_unknown_fields": ("counter", ()),
     "rackserve_clients_gone": ("counter", ()),
     "rackserve_error_responses": ("counter", ("status",)),
