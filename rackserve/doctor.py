@@ -1,4 +1,4 @@
-"""The command `doctor`: can this machine serve with these settings? Each finding has its remedy."""
+"""The command `doctor`: can this machine serve with these settings, or does a running server? Each finding has its remedy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Literal, NamedTuple
 
 from rackserve.api.guard import LOOPBACK
 from rackserve.api.server import RESERVED_DESCRIPTORS, listen
@@ -22,40 +21,39 @@ from rackserve.base.errors import RackserveError, ResourceError
 from rackserve.base.topology import ROLES
 from rackserve.base.units import MIB
 from rackserve.config import Settings, resolve
+from rackserve.doctor_server import Finding as Finding
+from rackserve.doctor_server import Verdict, examine_server
 from rackserve.live.regions import RegionShape, available_bytes, check_memory
 from rackserve.live.runner import layout_of, process_bytes, require_packages
 from rackserve.model.embedded import cache_root
 from rackserve.serving import KEY_VARIABLE, describe_model, open_keys
-
-Verdict = Literal["ok", "note", "bad"]
 
 DISK_BYTES = 1 << 30
 FEW_DESCRIPTORS = 1024
 YEAR_S = 365 * 86_400
 
 
-class Finding(NamedTuple):
-    """What was looked at, how it is, and in words with the remedy. "bad": the server would not start or not work."""
-
-    what: str
-    verdict: Verdict
-    text: str
-
-
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """The command's options."""
+    command.add_argument("--url", help="look at the server that runs there, not at this machine")
     add_settings(command)
+    command.epilog = f"The key of the server at --url, if it asks for one, is read from {KEY_VARIABLE}."
 
 
 def doctor(options: argparse.Namespace) -> int:
     """Print all findings; 0 if none is bad, else 4."""
-    settings = resolve(options.config, options.overrides, environment=os.environ).settings
-    findings = list(examine(settings))
+    if options.url:
+        findings = list(examine_server(options.url, os.environ.get(KEY_VARIABLE, "")))
+        good, bad = "the server works", "to mend before the server at --url can be used"
+    else:
+        settings = resolve(options.config, options.overrides, environment=os.environ).settings
+        findings = list(examine(settings))
+        good, bad = "`rackserve serve` can work here", "to mend before `rackserve serve` can work"
     width = max(len(finding.what) for finding in findings)
     for finding in findings:
         print(f"{finding.verdict:4}  {finding.what:{width}}  {finding.text}")
     num_bad = sum(finding.verdict == "bad" for finding in findings)
-    print(f"{num_bad} to mend before `rackserve serve` can work" if num_bad else "`rackserve serve` can work here")
+    print(f"{num_bad} {bad}" if num_bad else good)
     return ResourceError.exit_code if num_bad else 0
 
 

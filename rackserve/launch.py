@@ -94,11 +94,17 @@ def _opencode(target: Target, folder: Path) -> Wiring:
         "autoupdate": False,
         "share": "disabled",
     }
-    return Wiring({"opencode.json": _json(settings)}, {"OPENCODE_CONFIG": str(folder / "opencode.json")})
+    places = {f"XDG_{kind}_HOME": str(folder / kind.lower()) for kind in ("CONFIG", "DATA", "STATE")}
+    return Wiring({"opencode.json": _json(settings)}, {"OPENCODE_CONFIG": str(folder / "opencode.json"), **places})
 
 
 def _qwen(target: Target, folder: Path) -> Wiring:
-    variables = {"OPENAI_BASE_URL": f"{target.url}/v1", "OPENAI_API_KEY": target.key or NO_KEY, "OPENAI_MODEL": target.model}
+    variables = {
+        "OPENAI_BASE_URL": f"{target.url}/v1",
+        "OPENAI_API_KEY": target.key or NO_KEY,
+        "OPENAI_MODEL": target.model,
+        "QWEN_HOME": str(folder),
+    }
     return Wiring({}, variables, ("--auth-type", "openai", "--model", target.model))
 
 

@@ -26,7 +26,7 @@ from rackserve.launch import AGENTS, KEY_VARIABLE, NO_KEY, find_target
 
 STUB = """#!{python}
 import json, os, sys, time, pathlib
-names = ("CODEX_HOME", "CLAUDE_CONFIG_DIR", "PI_CODING_AGENT_DIR", "LLM_USER_PATH")
+names = ("CODEX_HOME", "CLAUDE_CONFIG_DIR", "PI_CODING_AGENT_DIR", "LLM_USER_PATH", "QWEN_HOME")
 folders = [os.environ[n] for n in names if n in os.environ]
 folders += [os.path.dirname(os.environ["OPENCODE_CONFIG"])] if "OPENCODE_CONFIG" in os.environ else []
 files = {{p.name: p.read_text() for f in folders for p in pathlib.Path(f).iterdir()}}
@@ -35,10 +35,25 @@ told = {{"arguments": sys.argv[1:], "environment": dict(os.environ), "files": fi
 pathlib.Path(os.environ["STUB_OUT"]).write_text(json.dumps(told))
 for f in folders:
     pathlib.Path(f, "left by the agent").write_text("x")
+for variable, usual in {places!r}[pathlib.Path(sys.argv[0]).name].items():
+    place = pathlib.Path(os.environ.get(variable) or pathlib.Path.home() / usual)
+    place.mkdir(parents=True, exist_ok=True)
+    (place / "settings").write_text("overwritten")
 if "sleep" in sys.argv:
     time.sleep(30)
 sys.exit(7)
 """
+
+
+PLACES = {
+    "codex": {"CODEX_HOME": ".codex"},
+    "opencode": {"XDG_CONFIG_HOME": ".config", "XDG_DATA_HOME": ".local/share", "XDG_STATE_HOME": ".local/state"},
+    "qwen": {"QWEN_HOME": ".qwen"},
+    "claude": {"CLAUDE_CONFIG_DIR": ".claude"},
+    "pi": {"PI_CODING_AGENT_DIR": ".pi/agent"},
+    "llm": {"LLM_USER_PATH": ".config/io.datasette.llm"},
+}
+"""Where each agent keeps what it writes: the variable that says so, and the place in the user's folder without it."""
 
 
 class Models(BaseHTTPRequestHandler):
@@ -75,10 +90,13 @@ def agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     for agent in AGENTS.values():
         path = folder / agent.command
-        path.write_text(STUB.format(python=sys.executable))
+        path.write_text(STUB.format(python=sys.executable, places=PLACES))
         path.chmod(path.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     monkeypatch.setenv("STUB_OUT", str(out))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for variable in {name for places in PLACES.values() for name in places}:
+        monkeypatch.delenv(variable, raising=False)
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
     return out
@@ -98,6 +116,17 @@ def test_an_agent_gets_its_arguments_and_leaves_nothing_behind(agent: str, url: 
     assert list((agents.parent / "tmp").iterdir()) == []
     everything = json.dumps([got["files"], got["environment"], got["arguments"]])
     assert url in everything and "small" in everything and NO_KEY in everything
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+def test_what_the_user_s_own_agent_has_is_neither_read_nor_touched(agent: str, url: str, agents: Path) -> None:
+    home = agents.parent / "home"
+    for place in PLACES[agent].values():
+        (home / place).mkdir(parents=True)
+        (home / place / "settings").write_text("mine")
+    main(["launch", agent, "--url", url])
+    assert told(agents)["environment"]["HOME"] == str(home)
+    assert {path.name: path.read_text() for path in home.rglob("*") if path.is_file()} == {"settings": "mine"}
 
 
 @pytest.mark.parametrize("agent", AGENTS)

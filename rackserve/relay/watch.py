@@ -49,6 +49,9 @@ async def watching(relay: Relay) -> AsyncIterator[None]:
     """Watch as long as the block runs. Entered after every worker was looked at once."""
     async with httpx.AsyncClient(timeout=relay.config.waits.probe, headers=relay.door.for_workers, trust_env=False) as client:
         await asyncio.gather(*(_look(relay, client, worker) for worker in relay.fleet.workers))
+        for worker in relay.fleet.workers:
+            if not worker.up:
+                _log.warning("%s does not answer yet; nobody is sent there until it does", worker.name)
         jobs: list[Coroutine[object, object, None]] = [_probe(relay, client, worker) for worker in relay.fleet.workers]
         jobs.append(_age(relay))
         context = zmq.asyncio.Context()
