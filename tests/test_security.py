@@ -54,6 +54,38 @@ def test_the_search_finds_what_it_is_for(line: str) -> None:
     assert _turns_data_into_code(ast.parse(line))
 
 
+LISTENS = {"bind", "create_server", "start_server", "start_unix_server", "create_unix_server", "Pipe", "Listener", "socketpair"}
+"""Calls by which a process can be reached by others."""
+
+SOCKETS = {
+    "api/server.py": "tests/api/test_server.py",
+    "live/transport.py": "tests/live/test_hostile.py",
+    "live/kv_events.py": "tests/live/test_hostile.py",
+    "live/group.py": "",  # a pair of sockets without a name, between a process and its child
+    "model/deepseek_v41/engram/sockets.py": "tests/model/deepseek_v41/engram/test_sockets.py",
+    "doctor.py": "",  # to see whether it could; closed before anybody could connect
+}
+"""Modules that listen, and where junk is thrown at what they listen on."""
+
+
+def _listens(tree: ast.AST) -> bool:
+    calls = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    names = {call.attr for call in calls if isinstance(call, ast.Attribute)}
+    return bool(LISTENS & (names | {call.id for call in calls if isinstance(call, ast.Name)}))
+
+
+def test_every_socket_that_others_can_reach_is_on_the_list_of_those_at_which_junk_is_thrown() -> None:
+    found = {str(path.relative_to(ROOT / "rackserve")) for path in MODULES if _listens(ast.parse(path.read_text("utf-8")))}
+    assert found == set(SOCKETS)
+    for path in filter(None, SOCKETS.values()):
+        assert "junk" in (ROOT / path).read_text("utf-8"), f"{path} throws nothing"
+
+
+@pytest.mark.parametrize("line", ["s.bind(a)", "await asyncio.start_server(f)", "Pipe()", "socket.create_server(a)"])
+def test_the_search_finds_who_listens(line: str) -> None:
+    assert _listens(ast.parse(line)) and not _listens(ast.parse("s.connect(a)"))
+
+
 def test_every_test_that_the_table_names_is_there() -> None:
     named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", TEXT)
     assert len(named) > 20

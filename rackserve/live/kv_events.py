@@ -27,6 +27,10 @@ GPU, HOST = "GPU", "CPU"
 NUMBER_BYTES = 8
 REPLAY_END = (-1).to_bytes(NUMBER_BYTES, "big", signed=True)
 LARGEST_BATCH = 64 << 20
+LARGEST_REQUEST = 1024
+
+REPLAYS_PER_TURN = 4
+"""Requests for a replay that are answered before the loop serves others; each may be for all batches that are kept."""
 
 Form = Literal["maps", "arrays"]
 """How events are written: tagged maps, or arrays by position."""
@@ -155,6 +159,7 @@ class KvPublisher:
         self._context.linger = 0
         self._pub = self._context.socket(zmq.PUB)
         self._pub.sndhwm = queued
+        self._pub.set(zmq.MAXMSGSIZE, LARGEST_REQUEST)  # what subscribers say, too, is no longer than that
         self._replay: zmq.Socket[bytes] | None = None
         self._kept: deque[tuple[bytes, bytes]] = deque(maxlen=kept)
         self._loop = asyncio.get_running_loop()
@@ -164,7 +169,7 @@ class KvPublisher:
             self._bind(self._pub, endpoint)
             if replay_endpoint:
                 self._replay = self._context.socket(zmq.ROUTER)
-                self._replay.set(zmq.MAXMSGSIZE, 1024)
+                self._replay.set(zmq.MAXMSGSIZE, LARGEST_REQUEST)
                 self._bind(self._replay, replay_endpoint)
                 self._loop.add_reader(self._replay.fileno(), self._on_request)
         except BaseException:
@@ -199,7 +204,12 @@ class KvPublisher:
 
     def _on_request(self) -> None:
         replay = self._replay
-        while replay is not None and int(replay.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+        left = REPLAYS_PER_TURN
+        while replay is not None and not replay.closed and int(replay.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            if not left:
+                self._loop.call_soon(self._on_request)
+                return
+            left -= 1
             frames = replay.recv_multipart(zmq.NOBLOCK)
             if len(frames) != 3 or len(frames[2]) != NUMBER_BYTES:
                 self.num_dropped += 1

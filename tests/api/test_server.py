@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from pathlib import Path
 
 import httpx
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from rackserve.api.server import _TimedProtocol, listen, serve
 from rackserve.base.errors import ResourceError
 from tests.api.rig import Rig, Script, run, text
+from tests.live.hostile import MIB, junk, resident_bytes, shout
 from tests.text.small_model import byte_ids
 
 
@@ -149,3 +151,24 @@ def test_a_head_that_does_not_end_is_not_waited_for(monkeypatch: pytest.MonkeyPa
         await live.task
 
     run(scene())
+
+
+def test_junk_at_the_port_is_answered_or_cut_off_and_the_next_request_is_served(tmp_path: Path) -> None:
+    canary = tmp_path / "canary"
+
+    async def scene() -> None:
+        live = Live(text("ok"))
+        async with httpx.AsyncClient(base_url=live.url, trust_env=False) as client:
+            assert (await client.post("/v1/completions", json={"prompt": "hi"})).status_code == 200
+            memory = resident_bytes()
+            heads = [b"GET /metrics HTTP/1.1\r\ncontent-length: 99999999999999999999\r\n\r\n", b"\x00\r\n\r\n", b"G" * 200_000]
+            heads += [b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\nffffffffffffffff\r\n"]
+            loud = [shout(*await asyncio.open_connection(*live.address), data) for data in (*junk(canary), *heads)]
+            await asyncio.gather(*loud)
+            assert resident_bytes() - memory < 32 * MIB
+            assert (await client.post("/v1/completions", json={"prompt": "hi"})).status_code == 200
+        live.stop.set()
+        await live.task
+
+    run(scene())
+    assert not canary.exists()

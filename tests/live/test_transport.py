@@ -19,6 +19,7 @@ from rackserve.base.messages import Cancel, RankUp
 from rackserve.live import transport
 from rackserve.live.host import LiveHost
 from rackserve.live.transport import CONTROL, LiveTransport, Meeting, Wire
+from tests.live.hostile import GREETING, ready
 from tests.live.processes import Listener, new_meeting, until
 
 WORKERS = ("prefill0", "decode0")
@@ -187,8 +188,7 @@ def test_a_length_beyond_the_limit_ends_the_connection() -> None:
         loop = asyncio.get_running_loop()
         with peer:
             await loop.sock_connect(peer, "\0" + meeting.address(CONTROL, 1).removeprefix("ipc://@"))
-            greeting = b"\xff" + b"\0" * 8 + b"\x7f\x03\x01NULL".ljust(54, b"\0")
-            await loop.sock_sendall(peer, greeting + b"\x02" + (1 << 62).to_bytes(8, "big"))
+            await loop.sock_sendall(peer, GREETING + ready(b"PUSH") + b"\x02" + (1 << 62).to_bytes(8, "big"))
             with suppress(ConnectionError):
                 while await asyncio.wait_for(loop.sock_recv(peer, 1000), 5):
                     pass
