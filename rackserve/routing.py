@@ -11,10 +11,13 @@ import signal
 import msgspec
 
 from rackserve.api.server import listen, serve
+from rackserve.base.errors import RackserveError
 from rackserve.relay.config import RouteConfig, read_config
 from rackserve.relay.door import Door
 from rackserve.relay.http import create_app
 from rackserve.relay.relay import Relay
+
+_log = logging.getLogger("rackserve.route")
 
 
 def route(options: argparse.Namespace) -> int:
@@ -44,6 +47,8 @@ async def _route(config: RouteConfig) -> int:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal)
+    if config.security.key_file:
+        loop.add_signal_handler(signal.SIGHUP, _reload, door)
     host, port = listener.getsockname()[:2]
     workers = f"{len(config.workers)} worker{'s' * (len(config.workers) != 1)}"
     asked = "a key is asked for" if door.keys else "no key is asked for"
@@ -53,3 +58,13 @@ async def _route(config: RouteConfig) -> int:
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
     return 0
+
+
+def _reload(door: Door) -> None:
+    """Take the key file over as it is now, if it can be."""
+    try:
+        gone = door.keys.reload()
+    except RackserveError as error:
+        _log.warning("the key file is not taken over: %s", error)
+    else:
+        _log.info("the key file was read again; keys that are gone: %d", len(gone))
