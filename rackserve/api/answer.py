@@ -110,6 +110,12 @@ class AnswerReader:
         if self.stopped:
             return "", ()
         logprobs = output.logprobs if len(output.logprobs) == len(output.tokens) else ()
+        if output.finish is None and not (logprobs or self._entries or self._stops.wanted) and self._reasoning_end < 0:
+            text = self._detokenizer.feed(*output.tokens)  # as below, for nearly all outputs of nearly all answers
+            self.num_tokens += len(output.tokens)
+            self._decoded += len(text)
+            self._shown += len(text)
+            return text, ()
         last = len(output.tokens) - 1
         parts = []
         for place, token in enumerate(output.tokens):

@@ -23,6 +23,7 @@ class _Mailbox:
     """
 
     __slots__ = (
+        "_alone",
         "_index",
         "_limit",
         "_logprobs",
@@ -43,6 +44,7 @@ class _Mailbox:
         self._request = request.id
         self._limit = request.max_tokens
         self._index = 0  # output number of the first unread token
+        self._alone: Output | None = None  # all that is unread, where that is one output as it came
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprobs] = []
         self._prompt_logprobs: tuple[TokenLogprobs, ...] = ()
@@ -70,16 +72,30 @@ class _Mailbox:
             self.end("internal", f"more than the {self._limit} output tokens asked for arrived")
             return
         self.received += len(tokens)
+        if not self.running:
+            self.last = output
+        elif seen == 0 and not self.ready:
+            self._alone = output
+            self._wake()
+            return
+        self._join()
         self._tokens += tokens
         self._logprobs += output.logprobs[max(0, seen) :]
         self._prompt_logprobs = self._prompt_logprobs or output.prompt_logprobs
-        if not self.running:
-            self.last = output
         self._wake()
+
+    def _join(self) -> None:
+        """Put the one output that was alone with those that come after it."""
+        if self._alone is not None:
+            self._tokens += self._alone.tokens
+            self._logprobs += self._alone.logprobs
+            self._prompt_logprobs = self._alone.prompt_logprobs
+            self._alone = None
 
     def end(self, code: str, detail: str) -> None:
         """End the answer with an error of the gateway's own, unless it has ended already."""
         if self.last is None:
+            self._join()
             self.last = Output(self._request, self.received, (), error=code, detail=detail)
             self._wake()
 
@@ -98,6 +114,11 @@ class _Mailbox:
 
     def take(self) -> Output:
         """Everything unread as one output; the final one once nothing more will come."""
+        alone, self._alone = self._alone, None
+        if alone is not None:
+            self._index += len(alone.tokens)
+            self.ready = False
+            return alone
         index, tokens, logprobs = self._index, tuple(self._tokens), tuple(self._logprobs)
         prompt, self._prompt_logprobs = self._prompt_logprobs, ()
         self._index += len(tokens)

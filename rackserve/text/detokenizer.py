@@ -18,9 +18,9 @@ class Detokenizer:
         self._tokenizer = tokenizer
         self._decoder = _utf8("replace")
 
-    def feed(self, token_id: int) -> str:
-        """Text that `token_id` completes; bytes of a character still incomplete are kept back."""
-        return self._decoder.decode(self._tokenizer.piece(token_id))
+    def feed(self, *token_ids: int) -> str:
+        """Text that `token_ids` complete; bytes of a character still incomplete are kept back."""
+        return self._decoder.decode(b"".join(map(self._tokenizer.piece, token_ids)))
 
     def flush(self) -> str:
         """The end of the answer: a character left incomplete comes out as U+FFFD."""

@@ -45,6 +45,11 @@ class StopFinder:
         self.stopped = False
 
     @property
+    def wanted(self) -> bool:
+        """There are stop strings to find."""
+        return bool(self._matchers)
+
+    @property
     def found(self) -> str | None:
         """The stop string that ended the text, or None."""
         return self._found if self.stopped else None

@@ -62,6 +62,21 @@ def test_outputs_that_wait_for_a_slow_reader_are_joined() -> None:
     run(scene())
 
 
+def test_an_output_that_waits_is_read_even_if_the_answer_is_ended_behind_it() -> None:
+    async def scene() -> None:
+        wire = Wire()
+        gateway = Gateway(wire)
+        stream = gateway.generate(request())
+        first = asyncio.create_task(anext(stream))
+        await asyncio.sleep(0)
+        gateway.handle(Output("r", 0, (7,)))
+        gateway.close("over")
+        assert await first == Output("r", 0, (7,), error="draining", detail="over")
+        assert [output async for output in stream] == []
+
+    run(scene())
+
+
 def test_scores_of_the_prompt_reach_the_reader_once_however_late_it_reads() -> None:
     async def scene() -> None:
         gateway = Gateway(Wire())

@@ -24,6 +24,14 @@ def test_joined_pieces_equal_the_full_decode_of_any_ids(ids: list[int]) -> None:
     assert "".join(pieces(ids)) == small_tokenizer().decode(ids)
 
 
+@settings(derandomize=True, max_examples=100, deadline=None)
+@given(st.lists(st.integers(0, 330), max_size=20), st.integers(1, 5))
+def test_tokens_fed_together_give_the_text_of_tokens_fed_one_by_one(ids: list[int], size: int) -> None:
+    detokenizer = Detokenizer(small_tokenizer())
+    text = [detokenizer.feed(*ids[at : at + size]) for at in range(0, len(ids), size)]
+    assert "".join([*text, detokenizer.flush()]) == "".join(pieces(ids))
+
+
 def test_an_unfinished_character_shows_only_at_the_end() -> None:
     ids = [*byte_ids("ok"), *byte_ids("🦙".encode()[:3])]
     assert pieces(ids) == ["o", "k", "", "", "", "\ufffd"]

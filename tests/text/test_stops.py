@@ -55,6 +55,7 @@ def test_text_is_let_go_as_soon_as_it_cannot_become_a_stop(stop: str, parts: lis
 
 
 def test_without_stop_strings_text_passes_at_once() -> None:
+    assert not StopFinder(()).wanted and StopFinder(("a",)).wanted
     finder = StopFinder(())
     assert (finder.feed("abc"), finder.flush(), finder.stopped) == ("abc", "", False)
 
