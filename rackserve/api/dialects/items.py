@@ -59,12 +59,12 @@ class ItemList:
 
     def feed(self, delta: Delta) -> Iterator[Change]:
         """What `delta` changes, in order."""
-        for part in delta.parts:
-            yield from self._part(part)
         if self._text is None:
             self._early += delta.entries
         else:
             self.items[self._text].entries += delta.entries
+        for part in delta.parts:
+            yield from self._part(part)
         if delta.ending is not None:
             yield from self._close(whole=delta.ending.finish == "stop")
             for index in self._calls.values():

@@ -29,6 +29,7 @@ class ResponseReply:
         self._items = ItemList()
         self._ending: Ending | None = None
         self._number = 0
+        self._told = 0  # log-probabilities, which all stand with the first text
 
     def events(self, delta: Delta) -> list[Event]:
         """The events of the next delta; before the first the response is created."""
@@ -37,7 +38,7 @@ class ResponseReply:
             events += [self._event("response.created", response=self._resource("in_progress"))]
             events += [self._event("response.in_progress", response=self._resource("in_progress"))]
         for change in self._items.feed(delta):
-            events += self._change(change, delta)
+            events += self._change(change)
         self._ending = delta.ending or self._ending
         return events
 
@@ -64,7 +65,7 @@ class ResponseReply:
         self._number += 1
         return Event(msgspec.json.encode(event), kind)
 
-    def _change(self, change: Change, delta: Delta) -> list[Event]:
+    def _change(self, change: Change) -> list[Event]:
         item, place = change.item, {"output_index": change.index}
         named = {"item_id": self._name(change.index, item), **place}
         if change.begins:
@@ -79,10 +80,13 @@ class ResponseReply:
             return [self._event("response.function_call_arguments.delta", **named, delta=change.text)]
         if item.kind == "reasoning":
             return [self._event("response.reasoning_text.delta", **named, content_index=0, delta=change.text)]
-        logprobs = [chat_entry(entry) for entry in delta.entries]
-        return [
-            self._event("response.output_text.delta", **named, content_index=0, delta=change.text, logprobs=logprobs)
-        ]  # fmt: skip
+        return [self._text_event(named, item, change.text)]
+
+    def _text_event(self, named: dict[str, Any], item: Item, text: str) -> Event:
+        """More text, and the log-probabilities that are known since the last one: of what came before the text, too."""
+        logprobs = [chat_entry(entry) for entry in item.entries[self._told :]]
+        self._told = max(self._told, len(item.entries))
+        return self._event("response.output_text.delta", **named, content_index=0, delta=text, logprobs=logprobs)
 
     def _end(self, change: Change, named: dict[str, Any]) -> list[Event]:
         item = change.item
@@ -90,9 +94,11 @@ class ResponseReply:
             done = self._event("response.function_call_arguments.done", **named, arguments=item.text, name=item.name)
             events = [done]
         else:
+            rest = [self._text_event(named, item, "")] if len(item.entries) > self._told and item.kind == "text" else []
             kind = "response.reasoning_text.done" if item.kind == "reasoning" else "response.output_text.done"
             logprobs = {"logprobs": [chat_entry(entry) for entry in item.entries]} if item.kind == "text" else {}
             events = [
+                *rest,
                 self._event(kind, **named, content_index=0, text=item.text, **logprobs),
                 self._event("response.content_part.done", **named, content_index=0, part=_part(item)),
             ]

@@ -90,3 +90,20 @@ def test_log_probabilities_stand_with_their_text() -> None:
     resource = whole(Responses(), call, [Delta(0, (ContentDelta("a"),), (entry,), Ending("stop", 1, 0, 1, 1))])
     assert call.ask.logprobs == 1 and resource["output"][0]["content"][0]["logprobs"][0]["token"] == "a"
     assert msgspec.json.encode(resource)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_log_probabilities_of_a_stream_are_those_of_the_text_when_it_is_done_reasoning_included(seed: int) -> None:
+    """Tokens of the reasoning come before the text: what is known of them is told with its first piece, once."""
+    call = called(Responses(), {**BODY, "top_logprobs": 1})
+    given = deltas(seed=seed)
+    scored = [
+        msgspec.structs.replace(delta, entries=(TokenEntry(number, b"%d" % number, -0.5, ()),))
+        for number, delta in enumerate(given)
+    ]
+    events = streamed(Responses(), call, scored)
+    told = [entry["token"] for event in events for entry in event.get("logprobs", ()) if event["type"].endswith("text.delta")]
+    (done,) = [event for event in events if event["type"] == "response.output_text.done"]
+    assert told == [entry["token"] for entry in done["logprobs"]] and told[0] == "0"
+    (text,) = [item for item in events[-1]["response"]["output"] if item["type"] == "message"]
+    assert [entry["token"] for entry in text["content"][0]["logprobs"]] == [str(number) for number in range(len(scored))]
