@@ -86,7 +86,7 @@ def _health(client: httpx.Client) -> Iterator[Finding]:
         case "ready":
             yield Finding("health", "ok", f"ready, {told.get('open_requests', 0)} requests open")
         case "loading":
-            yield Finding("health", "note", "the model is being loaded: ask again soon")
+            yield Finding("health", "bad", "the model is being loaded: ask again soon")
         case "draining":
             yield Finding("health", "bad", "the server is shutting down and takes no new requests")
         case "stuck":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +30,11 @@ class Sight:
     at_s: float
     series: Mapping[str, Mapping[Labels, float]] = field(default_factory=dict)
     health: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_router(self) -> bool:
+        """Whether this is a router before servers, and no server."""
+        return "workers" in self.health
 
     def total(self, name: str, **labels: str) -> float:
         """The sum of the series of a metric that have these labels."""
@@ -128,12 +133,14 @@ def quantile(before: Sight, now: Sight, name: str, share: float) -> float | None
 
 def lines(before: Sight, now: Sight) -> list[str]:
     """What there is to see, for a terminal of 100 columns."""
+    if now.is_router:
+        return router_lines(before, now)
     return [headline(now), *flow(before, now), "", *rank_lines(before, now), *pool_lines(before, now)]
 
 
 def headline(now: Sight) -> str:
     """The server's state in a line."""
-    phase = str(now.health.get("phase", "?"))
+    phase = str(now.health.get("phase") or ("ready" if now.health.get("ready") else "not ready"))
     stuck = now.health.get("stuck")
     where = f" ({stuck['where']} for {stuck['seconds']:.0f} s)" if stuck else ""
     return f"{phase}{where}   open requests {now.health.get('open_requests', 0)}"
@@ -156,6 +163,9 @@ def flow(before: Sight, now: Sight) -> list[str]:
         f"tokens/s: input {prompt:,.0f} ({part} cached), output {output:,.0f} (of requests that ended)",
     ]
 
+
+WORKERS = ("up", "circuit", "holdings", "in_flight")
+"""What a router's /health tells of each of its workers, and is shown."""
 
 HEAD = ("rank", "state", "pid", "running", "queued", "steps/s", "tokens/s", "KV used", "cached", "restarts")
 
@@ -183,13 +193,40 @@ def rank_rows(before: Sight, now: Sight) -> list[tuple[str, ...]]:
                 f"{now.total('rank_restarts_total', rank=rank):.0f}",
             )
         )
-    return sorted(rows, reverse=True)  # prefill before decode
+    return sorted(rows, key=lambda row: (row[0].startswith("decode"), row[0]))
+
+
+def router_lines(before: Sight, now: Sight) -> list[str]:
+    """All there is to see of a router: what it forwards, and its workers."""
+    prompt, cached = (rate(before, now, f"route_{name}_tokens_total") for name in ("prompt", "cached"))
+    part = f"{cached / prompt:.0%}" if prompt else "-"
+    rows: list[tuple[str, ...]] = [("worker", "up", "circuit", "holdings", "in flight", "tries/s", "failures")]
+    for worker in now.health["workers"]:
+        name = str(worker["worker"])
+        told = [_said(worker.get(key, "-")) for key in WORKERS]
+        sent = rate(before, now, "route_worker_requests_total", worker=name)
+        failures = now.total("route_worker_failures_total", worker=name)
+        rows.append((name, *told, f"{sent:.1f}", f"{failures:.0f}"))
+    ended = rate(before, now, "route_requests_total")
+    return [
+        f"{headline(now)}   waiting for a worker {now.total('route_waiting_requests'):.0f}",
+        f"requests {ended:.1f}/s, input tokens/s {prompt:,.0f} ({part} cached), as workers tell",
+        "",
+        *_table(rows),
+    ]
+
+
+def _said(value: object) -> str:
+    return ("yes" if value else "no") if isinstance(value, bool) else str(value)
 
 
 def rank_lines(before: Sight, now: Sight) -> list[str]:
     """The ranks as a table of text."""
-    rows = [HEAD, *rank_rows(before, now)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(HEAD))]
+    return _table([HEAD, *rank_rows(before, now)])
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 

@@ -9,7 +9,7 @@ from textual.binding import Binding, BindingType
 from textual.widgets import DataTable, Footer, Header, Static
 
 from rackserve.base.errors import ConfigError
-from rackserve.top import HEAD, Server, Sight, flow, headline, pool_lines, rank_rows
+from rackserve.top import HEAD, Server, Sight, flow, headline, pool_lines, rank_rows, router_lines
 
 
 class TopScreen(App[None]):
@@ -68,6 +68,10 @@ class TopScreen(App[None]):
         """Everything seen since the look before."""
         before, self._before = self._before or now, now
         self._tell(headline(now), bad=now.health.get("phase") != "ready")
+        if now.is_router:
+            self.query_one("#ranks", DataTable).display = False
+            self.query_one("#flow", Static).update("\n".join(router_lines(before, now)[1:]))
+            return
         self.query_one("#flow", Static).update("\n".join(flow(before, now)))
         self.query_one("#pool", Static).update("\n".join(pool_lines(before, now)[1:]))
         table = self.query_one("#ranks", DataTable)

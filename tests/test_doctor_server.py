@@ -59,7 +59,7 @@ def raising(error: Exception) -> Any:
         (Server(key="k"), "", "key", "bad", f"put it into {KEY_VARIABLE}"),
         (Server(key="k"), "other", "key", "bad", "does not know the key"),
         (Server(status=421), "", "key", "bad", "not known as rack; add that name to its security.hosts"),
-        (Server({"ready": False, "phase": "loading"}, status=503), "", "health", "note", "being loaded"),
+        (Server({"ready": False, "phase": "loading"}, status=503), "", "health", "bad", "being loaded"),
         (Server({**READY, "phase": "draining"}), "", "health", "bad", "shutting down"),
         (
             Server({**READY, "phase": "stuck", "stuck": {"where": "decode", "seconds": 41}}),

@@ -13,6 +13,7 @@ from rackserve.base import events
 from rackserve.base.errors import ConfigError
 from rackserve.base.ids import Rank
 from rackserve.cli import main
+from rackserve.relay.metrics import RelayMetrics
 from rackserve.top import Server, Sight, lines, quantile, rank_rows, rate, read_series
 
 PREFILL, DECODE = Rank("prefill0"), Rank("decode0")
@@ -93,6 +94,32 @@ def test_everything_is_told_in_a_hundred_columns() -> None:
     for part in ("ready   open requests 3", "requests 0.5/s", "input 500 (90% cached), output 25", "pool 75% full", "push 3.5"):
         assert part in text
     assert "TTFT p50/p99 0.375" in text
+
+
+def test_of_a_router_its_workers_are_shown() -> None:
+    metrics = RelayMetrics(["a:1", "b:2"], dict)
+    worker = {"worker": "a:1", "up": True, "circuit": "closed", "holdings": "events", "in_flight": 3}
+    health = {"ready": True, "open_requests": 3, "workers": [worker, {**worker, "worker": "b:2", "up": False, "in_flight": 0}]}
+    before = Sight(10.0, read_series(metrics.exposition().decode()), health)
+    metrics.requests.labels("finished").inc(4)
+    metrics.prompt.labels("a:1").inc(100)
+    metrics.cached.labels("a:1").inc(90)
+    metrics.sent.labels("a:1").inc(4)
+    metrics.failures.labels("b:2", "no_answer").inc()
+    now = Sight(12.0, read_series(metrics.exposition().decode()), health)
+    told = lines(before, now)
+    assert told[0] == "ready   open requests 3   waiting for a worker 0"
+    assert told[1].startswith("requests 2.0/s, input tokens/s 50 (90% cached)")
+    assert [row.split() for row in told[4:]] == [
+        ["a:1", "yes", "closed", "events", "3", "2.0", "0"],
+        ["b:2", "no", "closed", "events", "0", "0.0", "1"],
+    ]
+
+
+def test_prefill_ranks_come_first_in_the_order_of_their_numbers() -> None:
+    ranks = [Rank("decode0"), Rank("prefill1"), Rank("prefill0")]
+    now = Sight(1.0, read_series(Metrics(ranks).exposition().decode()))
+    assert [row[0] for row in rank_rows(now, now)] == ["prefill0.0", "prefill1.0", "decode0.0"]
 
 
 def test_a_stuck_or_loading_server_says_so() -> None:

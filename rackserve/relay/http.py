@@ -55,7 +55,10 @@ def routes(relay: Relay) -> list[Route]:
     """What is forwarded and what the router answers itself."""
 
     async def models(_: Request) -> Response:
-        entries = [{"id": name, "object": "model", "created": 0, "owned_by": "worker"} for name in relay.fleet.models()]
+        entries: list[dict[str, object]] = []
+        for name, context in relay.fleet.models().items():
+            told = {"max_model_len": context} if context else {}
+            entries.append({"id": name, "object": "model", "created": 0, "owned_by": "worker", **told})
         return _json({"object": "list", "data": entries})
 
     async def health(request: Request) -> Response:

@@ -121,7 +121,7 @@ class Relay:
         else:
             call = await asyncio.get_running_loop().run_in_executor(self._threads, self.reader.read, path, raw, headers)
         if not self.fleet.knows(call.model):
-            known = ", ".join(self.fleet.models()[:20])
+            known = ", ".join(list(self.fleet.models())[:20])
             text = f"no worker serves the model {call.model[:200]!r}; there are: {known}"
             raise RequestError(text, param="model", code="model_not_found", status=404)
         return call

@@ -30,6 +30,7 @@ SUBSCRIBED = 100_000
 
 class _Model(msgspec.Struct):
     id: str
+    max_model_len: int | None = None
 
 
 class _Models(msgspec.Struct):
@@ -91,13 +92,14 @@ async def _look(relay: Relay, client: httpx.AsyncClient, worker: Worker) -> bool
     return True
 
 
-async def _models(client: httpx.AsyncClient, worker: Worker) -> frozenset[str]:
-    """What `worker` says it serves; nothing if it does not say, which is told when it comes up."""
+async def _models(client: httpx.AsyncClient, worker: Worker) -> dict[str, int]:
+    """What `worker` says it serves, and how much fits each; nothing if it does not say, which is told when it comes up."""
     listed = await client.get(worker.config.url + "/v1/models")
     try:
-        found = frozenset(model.id for model in msgspec.json.decode(listed.content, type=_Models).data)
+        told = msgspec.json.decode(listed.content, type=_Models).data
+        found = {model.id: max(0, model.max_model_len or 0) for model in told}
     except msgspec.MsgspecError:
-        found = frozenset()
+        found = {}
     if not found and not worker.up:
         status = listed.status_code
         remedy = f"; if it asks for a key, put that into {WORKER_KEY_VARIABLE}" if status in (401, 403) else ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping
 
 from rackserve.base.ids import Rank
 from rackserve.relay.breaker import Breaker
@@ -11,7 +11,8 @@ from rackserve.relay.config import RouteConfig, WorkerConfig, WorkerRole
 
 
 class Worker:
-    """One server. `models` is empty until it has said what it serves. `in_flight` counts requests it has not ended."""
+    """One server. `models`: how many tokens fit each that it serves, 0 if unknown; empty until it has said. `in_flight` counts
+    requests it has not ended."""
 
     __slots__ = ("_waiting", "breaker", "config", "in_flight", "models", "up")
 
@@ -19,7 +20,7 @@ class Worker:
         self.config = config
         self.breaker = breaker
         self.up = False
-        self.models: frozenset[str] = frozenset()
+        self.models: Mapping[str, int] = {}
         self.in_flight = 0
         self._waiting: set[asyncio.Timeout] = set()
 
@@ -93,6 +94,11 @@ class Fleet:
         """Whether some worker, up or not, serves `model` as far as is known."""
         return any(worker.serves(model) for worker in self.workers)
 
-    def models(self) -> Sequence[str]:
-        """Everything that workers that are up say they serve."""
-        return sorted({model for worker in self.workers if worker.up for model in worker.models})
+    def models(self) -> dict[str, int]:
+        """Everything that workers that are up say they serve, by name; what fits the context of whichever has the least, 0 if
+        none tells."""
+        found: dict[str, int] = {}
+        for worker in self.workers:
+            for model, context in worker.models.items() if worker.up else ():
+                found[model] = min(filter(None, (context, found.get(model))), default=0)
+        return dict(sorted(found.items()))

@@ -77,6 +77,7 @@ class StubWorker:
     status     what it answers with, if not 200
     cut        break off after so many pieces of a stream
     hold       answers wait for this event before their first byte
+    context    what its list of models says of it
     key        without it models are not listed
     """
 
@@ -89,6 +90,7 @@ class StubWorker:
     hold: asyncio.Event | None = None
     kv_params: object = None
     key: str = ""
+    context: int | None = None
     seen: list[Seen] = field(default_factory=list)
     num_open: int = 0
     num_looks: int = 0
@@ -132,7 +134,11 @@ class StubWorker:
                 if method == "GET":
                     self.num_looks += 1
                     closed = self.key and path != "/health" and headers.get("authorization") != f"Bearer {self.key}"
-                    listed = b"{}" if path == "/health" or closed else msgspec.json.encode({"data": [{"id": self.model}]})
+                    listed = (
+                        b"{}"
+                        if path == "/health" or closed
+                        else msgspec.json.encode({"data": [{"id": self.model, "max_model_len": self.context}]})
+                    )
                     await self._reply(writer, 401 if closed else 200, listed)
                     continue
                 self.seen.append(Seen(path, headers, msgspec.json.decode(raw)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.relay.rig import PROMPT, routing, run
+from tests.relay.stub import StubWorker
 
 
 def test_health_says_who_is_up_and_how_holdings_are_known() -> None:
@@ -16,6 +17,16 @@ def test_health_says_who_is_up_and_how_holdings_are_known() -> None:
                 rig.relay.lose(worker)
             assert (await rig.client.get("/health")).status_code == 503
             assert (await rig.client.get("/live")).status_code == 200
+
+    run(test)
+
+
+def test_the_models_are_those_of_the_workers_with_what_fits_all_of_them() -> None:
+    async def test() -> None:
+        workers = [StubWorker(context=8192), StubWorker(context=4096), StubWorker(), StubWorker("other")]
+        async with routing(workers=workers) as rig:
+            told = (await rig.client.get("/v1/models")).json()["data"]
+            assert [(model["id"], model.get("max_model_len")) for model in told] == [("m", 4096), ("other", None)]
 
     run(test)
 

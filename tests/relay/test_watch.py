@@ -154,7 +154,7 @@ def test_a_worker_whose_replay_does_not_answer_is_used_all_the_same() -> None:
 def test_a_worker_that_asks_for_a_key_is_asked_with_it_or_the_remedy_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> None:
         async with routing(workers=[StubWorker(key="w")], door=Door(worker_key="w")) as rig:
-            assert rig.relay.fleet.models() == ["m"] and not caplog.messages
+            assert rig.relay.fleet.models() == {"m": 0} and not caplog.messages
         async with routing(workers=[StubWorker(key="w")]) as rig:
             worker = rig.relay.fleet.workers[0]
             await until(lambda: rig.workers[0].num_looks > 8)

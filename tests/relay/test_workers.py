@@ -32,12 +32,12 @@ def test_an_open_circuit_and_another_model_rule_a_worker_out() -> None:
     made = fleet(1, 1, 1)
     for _ in range(5):
         made.workers[0].breaker.failed(1.0)
-    made.workers[1].models = frozenset({"other"})
+    made.workers[1].models = {"other": 0}
     assert made.ranks("whole", "m", 1.0) == [Rank("w2")]
     assert made.knows("m")
-    made.workers[0].models = made.workers[2].models = frozenset({"other"})
+    made.workers[0].models = made.workers[2].models = {"other": 4096}
     assert not made.knows("m")
-    assert made.models() == ["other"]
+    assert made.models() == {"other": 4096}
 
 
 def test_a_request_that_enters_takes_the_one_try_of_a_half_open_circuit() -> None:
