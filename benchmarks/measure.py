@@ -25,6 +25,10 @@ class Options(msgspec.Struct, frozen=True):
     dynamo: str = ""
     mooncake: str = ""
     routers: str = ""
+    vllm: str = ""
+    llamacpp: str = ""
+    openvino: str = ""
+    gguf: str = ""
 
     @property
     def rounds(self) -> int:
@@ -156,12 +160,15 @@ def main(run: Callable[[Options], Result], description: str | None) -> int:
     parser.add_argument("--harness", default="", help="the command of agentx-harness, to compare with (agentx_agreement)")
     parser.add_argument("--dynamo", default="", help="the Python of an environment with ai-dynamo (peer_replay)")
     parser.add_argument("--routers", default="", help="the Python of an environment with sglang-router, vllm-router (routing)")
+    parser.add_argument("--vllm", default="", help="the Python of an environment with vLLM (frontend, cpu_engine, served)")
+    parser.add_argument("--llamacpp", default="", help="a build folder of llama.cpp (cpu_engine, served)")
+    parser.add_argument("--openvino", default="", help="the Python of an environment with openvino-genai (cpu_engine)")
+    parser.add_argument("--gguf", default="", help="the embedded model's file, and after commas others (cpu_engine, served)")
     parser.add_argument("--mooncake", default="", help="a Mooncake trace of requests (peer_replay)")
-    given = parser.parse_args()
-    result = run(
-        Options(given.quick, given.seed, given.trace, given.costs, given.harness, given.dynamo, given.mooncake, given.routers)
-    )
-    if given.json:
+    given = vars(parser.parse_args())
+    as_json = given.pop("json")
+    result = run(Options(**given))
+    if as_json:
         sys.stdout.write(msgspec.json.encode(result).decode() + "\n")
     else:
         sys.stdout.write(as_markdown(result))

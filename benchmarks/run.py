@@ -21,6 +21,7 @@ SCRIPTS = (
     "index",
     "hashing",
     "text_prefix",
+    "frontend",
     "simulator",
     "rack_simulation",
     "transfers",
@@ -120,10 +121,11 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--harness", default="", help="the command of agentx-harness, in an environment of its own")
     parser.add_argument("--routers", default="", help="the Python of one with sglang-router and vllm-router, to compare with")
     parser.add_argument("--dynamo", default="", help="the Python of an environment with ai-dynamo, to compare with")
+    parser.add_argument("--vllm", default="", help="the Python of an environment with vLLM, to compare with")
     parser.add_argument("--mooncake", default="", help="a Mooncake trace of requests, for that comparison")
     given = parser.parse_args(words)
     arguments = ["--seed", str(given.seed)] + ["--quick"] * given.quick
-    files = {name: getattr(given, name) for name in ("trace", "costs", "harness", "dynamo", "mooncake", "routers")}
+    files = {name: getattr(given, name) for name in ("trace", "costs", "harness", "dynamo", "mooncake", "routers", "vllm")}
     arguments += [word for name, file in files.items() if file for word in (f"--{name}", file)]
     load, started = os.getloadavg()[0], monotonic()
     results: list[Result] = []

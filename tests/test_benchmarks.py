@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
-SHARED = {"measure", "real_step", "run", "stub_workers"}
+SHARED = {"measure", "real_step", "run", "stub_workers", "frontend_floor", "frontend_ours", "frontend_vllm"}
 PEERS = {"agentx_agreement", "peer_replay"}
 """Without the other people's software they compare with they only say what they need."""
 
