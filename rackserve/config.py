@@ -16,6 +16,7 @@ from rackserve.api.logs import Kind as LogKind
 from rackserve.assemble import RackConfig
 from rackserve.base.errors import ConfigError, FileFormatError
 from rackserve.base.ranges import MAX_COUNT, MAX_SECONDS, require_range
+from rackserve.base.topology import ROLES
 from rackserve.hints import hint_for_setting
 from rackserve.live.runner import RunnerSpec, layout_of
 from rackserve.live.supervisor import SupervisorConfig
@@ -124,6 +125,17 @@ class Settings(RackConfig, frozen=True, forbid_unknown_fields=True):
     def rack(self) -> RackConfig:
         """The part that nodes see."""
         return RackConfig(**{name: getattr(self, name) for name in RackConfig.__struct_fields__})
+
+    @property
+    def engine(self) -> RunnerSpec:
+        """The runner of every rank, with one path that all of them have: paths differ in the last bits.
+
+        Native kernels of DeepSeek-V4.1 do not share a model between devices: where one role's do, torch computes everywhere.
+        """
+        shared = any(self.topology.group_size(role) * self.topology.tensor_parallel(role) > 1 for role in ROLES)
+        if shared and self.runner.kind == "deepseek_v41" and self.runner.kernels == "auto":
+            return msgspec.structs.replace(self.runner, kernels="torch")
+        return self.runner
 
     def sized(self) -> Settings:
         """These settings, with slots for resume state where the topology names none and the model has such state.

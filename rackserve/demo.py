@@ -280,7 +280,7 @@ class _Demo:
 
     def _verify(self, transcripts: list[Transcript]) -> int:
         """Every answer of every arm against a cold run of one rank (law I13)."""
-        spec = self._base.runner
+        spec = self._base.engine
         if self._layout is None:
             raise RackserveError("nothing was served")
         answers = [answer for transcript in transcripts for answer in transcript.answers.values()]

@@ -163,7 +163,7 @@ async def open_server(settings: Settings, sinks: Sequence[Sink] = (), tap: Tap |
         seen = _Seen(settings, closing)
         rack = LiveRack(
             settings.rack,
-            settings.runner,
+            settings.engine,
             sinks=[*seen.sinks, *sinks],
             supervisor=settings.supervisor,
             around_router=None if announcer is None else announcer.around_router,

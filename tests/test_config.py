@@ -255,3 +255,17 @@ def test_a_server_bounds_its_queues_and_is_fair_unless_told_otherwise() -> None:
     given = ["router.max_queued_requests_per_rank=0", "router.max_queued_tokens_per_rank=7", "scheduler.order=fcfs"]
     told = resolve(None, given).for_clients()
     assert told == load_settings(None, given)
+
+
+@pytest.mark.parametrize(
+    ("change", "path"),
+    [
+        ("seed=1", "auto"),
+        ("topology.decode_ranks=2", "torch"),
+        ("topology.prefill_tp=2", "torch"),
+        ("runner.kernels=native", "native"),
+    ],
+)
+def test_all_ranks_compute_by_a_path_that_all_of_them_have(change: str, path: str) -> None:
+    settings = load_settings(None, ["runner.kind=deepseek_v41", "runner.model=golden", "runner.block_tokens=32", change])
+    assert settings.engine.kernels == path

@@ -46,7 +46,7 @@ class RunnerSpec(RunnerOptions, frozen=True, forbid_unknown_fields=True, kw_only
     block_tokens  token positions per KV block
     vocab_size    token ids (digest)
     window        whether KV has a resume state beside the blocks (digest)
-    kernels       what computes (llama): "native" code, "torch", or "auto", the first that can
+    kernels       what computes (real models): "native" code, "torch", or "auto", the first that can
     step_ms, token_us  a step takes at least step_ms and token_us for each of its tokens (digest): a rack of known speed
     """
 
@@ -216,7 +216,11 @@ def open_runner(spec: RunnerSpec, arena: memoryview, num_blocks: int, collective
                 "synthetic acceptance of %g tokens a step: this measures speed alone, the output is not the model's",
                 spec.synthetic_acceptance,
             )
-        return DeepseekV41Runner(files, arena, num_blocks, spec.block_tokens, spec.options, collectives, compiler)
+        engine = DeepseekV41Runner(
+            files, arena, num_blocks, spec.block_tokens, spec.options, collectives, compiler, kernels=spec.kernels
+        )
+        log.info("the model is computed by %s", engine.path)
+        return engine
     if collectives is not None and collectives.share.tp_size > 1:
         raise ConfigError("runner.kind llama cannot be split over devices: set topology.prefill_tp and topology.decode_tp to 1")
     from rackserve.model.products import TILE_ROWS

@@ -48,6 +48,20 @@ class Pass:
     proposals: list[Proposal]
 
 
+class Layers(Protocol):
+    """All layers of one device, over the rank's arena."""
+
+    @property
+    def path(self) -> str:
+        """What computes: an instruction set, or torch."""
+
+    def forward(self, tokens: list[int], spans: list[Span], engram: EngramRows) -> Pass:
+        """Compute the rows of `spans`, in order, with these ids. Writes global rows to the arena; all else is proposed."""
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits of rows of `Pass.hidden`: float32 [n, vocab]."""
+
+
 class Embedding:
     """Token embedding and output head, this device's part of the vocabulary; DSpark uses both too."""
 
@@ -76,6 +90,8 @@ class Backbone:
 
     __slots__ = ("_arena", "_blocks", "_compressors", "_config", "_freqs", "_indexers", "_injections", "_linear", "_norm",
                  "embedding")  # fmt: skip
+
+    path = "torch"
 
     def __init__(
         self, config: DeepseekV41Config, weights: Weights, arena: Arena, linear: Linear, collectives: Collectives

@@ -5,8 +5,9 @@ Its windows are filled from what the backbone computed, never from drafts, so a 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -51,6 +52,16 @@ class Drafts:
     tokens: list[int]
     logits: Tensor
     confidence: Tensor
+
+
+class DraftHead(Protocol):
+    """The speculative head on one device."""
+
+    def learn(self, proposals: Sequence[Proposal], lasts: Sequence[int]) -> None:
+        """Fill in `drafts` of each proposal: the window rows of its first lasts[i] positions, uint8 [stages, n, bytes]."""
+
+    def draft(self, requests: Sequence[Drafting]) -> list[Drafts]:
+        """One block for every sequence."""
 
 
 class DSpark:
@@ -131,30 +142,44 @@ class DSpark:
             attended[part] = attend(self._linear.products, queries[part], rows, exists.expand(size, -1), attention.sink)
         return attention.output(attended, rotation)
 
-    def _unroll(self, requests: Sequence[Drafting], x: Tensor, base: Tensor) -> list[Drafts]:
-        """Tokens one after the other, each token's logits corrected by the one before it. x [S, block, d]."""
+    def _unroll(self, requests: Sequence[Drafting], x: Tensor, logits: Tensor) -> list[Drafts]:
+        """Tokens from x [S, block, d] and the head's logits [S, block, vocab]."""
         config, last = self._config, self._config.num_nextn_predict_layers - 1
-        tokens = torch.tensor([request.anchor for request in requests], dtype=torch.int64)
-        drawn: list[list[int]] = [[] for _ in requests]
-        logits, confidence = torch.empty_like(base), torch.empty(len(requests), config.dspark_block_size)
-        for place in range(config.dspark_block_size):
+        confidence = torch.empty(len(requests), config.dspark_block_size)
+
+        def follow(place: int, tokens: Tensor) -> None:
             embedded = self._embedding.rows(f"mtp.{last}.markov_head.embed", tokens)
-            logits[:, place] = base[:, place] + self._tp_concat(self._linear.plain(embedded, self._markov))
+            logits[:, place] += self._tp_concat(self._linear.plain(embedded, self._markov))
             seen = torch.cat((x[:, place], embedded), -1)
             confidence[:, place] = (seen * self._confidence).sum(-1)
-            for number, (request, found) in enumerate(zip(requests, drawn, strict=True)):
-                token = _draw(request, logits[number, place], place) if len(found) == place else None
-                if token is not None:
-                    found.append(token)
-                    tokens[number] = token
-        for request, found in zip(requests, drawn, strict=True):
-            if request.choice is not None:
-                request.choice.pop(len(found))
-        counts = [len(found) for found in drawn]
-        return [
-            Drafts(found, logits[number, :count], confidence[number, :count])
-            for number, (found, count) in enumerate(zip(drawn, counts, strict=True))
-        ]
+
+        return unroll(requests, logits, confidence, follow)
+
+
+def unroll(
+    requests: Sequence[Drafting], logits: Tensor, confidence: Tensor, follow: Callable[[int, Tensor], None]
+) -> list[Drafts]:
+    """Tokens one after the other, each token's logits [S, block, vocab] corrected by the one before it.
+
+    follow  corrects the logits of a place of the block and sets its confidence [S, block], given the tokens before, int64 [S]
+    """
+    tokens = torch.tensor([request.anchor for request in requests], dtype=torch.int64)
+    drawn: list[list[int]] = [[] for _ in requests]
+    for place in range(logits.shape[1]):
+        follow(place, tokens)
+        for number, (request, found) in enumerate(zip(requests, drawn, strict=True)):
+            token = _draw(request, logits[number, place], place) if len(found) == place else None
+            if token is not None:
+                found.append(token)
+                tokens[number] = token
+    for request, found in zip(requests, drawn, strict=True):
+        if request.choice is not None:
+            request.choice.pop(len(found))
+    counts = [len(found) for found in drawn]
+    return [
+        Drafts(found, logits[number, :count], confidence[number, :count])
+        for number, (found, count) in enumerate(zip(drawn, counts, strict=True))
+    ]
 
 
 def _draw(request: Drafting, logits: Tensor, place: int) -> int | None:

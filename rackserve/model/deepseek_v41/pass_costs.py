@@ -8,9 +8,9 @@ from collections.abc import Callable
 import torch
 
 from rackserve.base.request import SamplingParams
-from rackserve.model.deepseek_v41.backbone import Backbone, EngramRows
+from rackserve.model.deepseek_v41.backbone import EngramRows, Layers
 from rackserve.model.deepseek_v41.config import DeepseekV41Config
-from rackserve.model.deepseek_v41.dspark import Drafting, DSpark
+from rackserve.model.deepseek_v41.dspark import DraftHead, Drafting
 from rackserve.model.deepseek_v41.spans import Span
 from rackserve.model.deepseek_v41.state import SequenceState
 from rackserve.model.parallel import Collectives
@@ -31,7 +31,7 @@ class _ZeroRows:
 
 
 @torch.inference_mode()
-def measure_costs(config: DeepseekV41Config, backbone: Backbone, dspark: DSpark, collectives: Collectives) -> DraftCosts:
+def measure_costs(config: DeepseekV41Config, backbone: Layers, dspark: DraftHead, collectives: Collectives) -> DraftCosts:
     """Seconds of passes over TOKEN_COUNTS tokens of as many sequences, the same on every device of the group.
 
     Writes to block 0 of the arena, so it must come before the first step. All devices of the group must call it.

@@ -10,15 +10,17 @@ import torch
 from msgspec import structs
 from torch import Tensor
 
-from rackserve.base.errors import InvariantError
+from rackserve.base.errors import ConfigError, InvariantError
 from rackserve.base.step import ItemResult, Step, StepItem, StepResult, TokenLogprobs
-from rackserve.model.deepseek_v41.backbone import Backbone, Pass
-from rackserve.model.deepseek_v41.dspark import Drafts, DSpark
+from rackserve.model.deepseek_v41.backbone import Backbone, Layers, Pass
+from rackserve.model.deepseek_v41.checkpoint import Checkpoint
+from rackserve.model.deepseek_v41.dspark import DraftHead, Drafts, DSpark
 from rackserve.model.deepseek_v41.engram.ngrams import NgramHash
 from rackserve.model.deepseek_v41.engram.reader import open_engram
 from rackserve.model.deepseek_v41.engram.vocabulary import token_map
 from rackserve.model.deepseek_v41.layout import kv_layout
 from rackserve.model.deepseek_v41.linear import Linear, choose_products
+from rackserve.model.deepseek_v41.native import NativeBackbone, NativeDSpark, find_kernels
 from rackserve.model.deepseek_v41.options import RunnerOptions
 from rackserve.model.deepseek_v41.pass_costs import measure_costs
 from rackserve.model.deepseek_v41.reads import StepReads
@@ -28,6 +30,7 @@ from rackserve.model.deepseek_v41.state import Arena, Proposal, SequenceState
 from rackserve.model.deepseek_v41.weights import load_weights
 from rackserve.model.files import ModelFiles
 from rackserve.model.parallel import Alone, Collectives
+from rackserve.model.runner import Kernels
 from rackserve.model.sampler import score, token_logprobs
 from rackserve.model.sampling_state import Compile, SamplingState, SamplingStates
 from rackserve.sched.draft_budget import DraftCosts
@@ -38,6 +41,7 @@ class DeepseekV41Runner:
 
     arena        writable memory of at least `num_blocks` blocks of `layout`, then window slots; mapped while the runner lives
     collectives  to the other devices of the group, which must run a step whenever this one does; None: it is alone
+    kernels      native: those of `kernels.cpu`, ConfigError where they do not serve; torch; auto: the first that serves
     compile_constraint  for requests with a constraint; without it they end as unsupported. With synthetic acceptance nothing
                  but temperature and filters counts
 
@@ -57,23 +61,54 @@ class DeepseekV41Runner:
         options: RunnerOptions | None = None,
         collectives: Collectives | None = None,
         compile_constraint: Compile | None = None,
+        kernels: Kernels = "torch",
     ) -> None:
         torch.set_num_threads(1)  # more would split a product differently for each number of rows, and round differently
         options, self._collectives = options or RunnerOptions(), collectives or Alone()
         self._config = config = files.deepseek_v41
         self.layout = kv_layout(config, block_tokens, options.resume)
         self._arena = Arena(config, self.layout, arena, num_blocks)
-        weights = load_weights(files.path, config, self._collectives.share, options.weights)
-        linear = Linear(choose_products(config, weights), round_inputs=options.activation_rounding)
-        self._backbone = Backbone(config, weights, self._arena, linear, self._collectives)
-        self._dspark = DSpark(config, weights, self._backbone.embedding, linear, self._collectives)
+        self._backbone: Layers
+        self._dspark: DraftHead
+        native = self._native(files, options, kernels)
+        if native is not None:
+            checkpoint, self._backbone = native
+            self._dspark = NativeDSpark(config, self._backbone)
+        else:
+            weights = load_weights(files.path, config, self._collectives.share, options.weights)
+            checkpoint = weights.checkpoint
+            linear = Linear(choose_products(config, weights), round_inputs=options.activation_rounding)
+            backbone = Backbone(config, weights, self._arena, linear, self._collectives)
+            self._backbone = backbone
+            self._dspark = DSpark(config, weights, backbone.embedding, linear, self._collectives)
         self._speculation = Speculation(self._dspark, config.dspark_block_size, options)
         if self._speculation.needs_costs:
             self._speculation.costs = measure_costs(config, self._backbone, self._dspark, self._collectives)
         self._ngrams = NgramHash(config, token_map(files.path, config))
-        self.engram = open_engram(weights.checkpoint.location, config, options.engram_owners, options.engram_hot_rows)
+        self.engram = open_engram(checkpoint.location, config, options.engram_owners, options.engram_hot_rows)
         self._sequences: dict[int, SequenceState] = {}
         self._sampling = SamplingStates(config.vocab_size, compile_constraint)
+
+    def _native(self, files: ModelFiles, options: RunnerOptions, kernels: Kernels) -> tuple[Checkpoint, NativeBackbone] | None:
+        """The checkpoint and the native layers over it, if they are wanted and can be had."""
+        if kernels == "torch":
+            return None
+        try:
+            if self._collectives.share.num_devices > 1:
+                raise ConfigError("native kernels do not share a model between devices yet; set runner.kernels to torch")
+            found = find_kernels()
+            weights = load_weights(files.path, self._config, memory="stored")
+            rounding = options.activation_rounding
+            return weights.checkpoint, NativeBackbone(found, self._config, weights, self._arena, round_inputs=rounding)
+        except ConfigError:
+            if kernels == "native":
+                raise
+            return None
+
+    @property
+    def path(self) -> str:
+        """What computes: an instruction set, or torch."""
+        return self._backbone.path
 
     @property
     def costs(self) -> DraftCosts:

@@ -9,7 +9,7 @@ from torch import Tensor
 from rackserve.base.errors import ConfigError
 from rackserve.base.step import StepItem
 from rackserve.model.acceptance import SyntheticAcceptance, verify
-from rackserve.model.deepseek_v41.dspark import Drafting, Drafts, DSpark
+from rackserve.model.deepseek_v41.dspark import DraftHead, Drafting, Drafts
 from rackserve.model.deepseek_v41.options import RunnerOptions
 from rackserve.model.deepseek_v41.state import SequenceState
 from rackserve.model.sampler import sample
@@ -25,7 +25,7 @@ class Speculation:
 
     __slots__ = ("_block", "_dspark", "_policy", "_synthetic", "costs", "needs_costs")
 
-    def __init__(self, dspark: DSpark, block: int, options: RunnerOptions) -> None:
+    def __init__(self, dspark: DraftHead, block: int, options: RunnerOptions) -> None:
         self._dspark, self._block = dspark, block
         self._policy = POLICIES[options.draft_policy]()
         self.needs_costs = self._policy.weighs_costs

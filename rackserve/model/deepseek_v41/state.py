@@ -44,6 +44,15 @@ class Arena:
                 self._rows[kind, source] = part.unflatten(1, (rows, row_bytes))
                 at += rows * row_bytes
 
+    @property
+    def address(self) -> int:
+        """Where block 0 begins in this process, for native code."""
+        return self._blocks.data_ptr()
+
+    @property
+    def block_bytes(self) -> int:
+        return self._blocks.shape[1]
+
     def read(self, kind: str, source: int, blocks: Tensor, rows: Tensor) -> Tensor:
         """Packed rows, uint8 [..., bytes], by row number within a sequence whose block table is `blocks` [n]."""
         view = self._rows[kind, source]

@@ -69,6 +69,12 @@ class Matrix:
         self._right = _right(packed) if widened else None
         self._packed = None if widened else packed
 
+    @property
+    def stored(self) -> Packed:
+        """It as the checkpoint has it. Only where matrices are kept so."""
+        assert self._packed is not None, "matrices were widened when they were loaded"
+        return self._packed
+
     def right(self) -> Tensor:
         """The right side of a product, float32 [in, out], contiguous. Not to be written to."""
         if self._right is not None:
@@ -121,6 +127,10 @@ class Weights:
     def rows(self, name: str, ids: Tensor) -> Tensor:
         """Rows of `embed` or of a Markov head's `embed`, float32 [..., width]. `ids` count from this device's first row."""
         return self._tables[name][ids].float()
+
+    def table(self, name: str) -> Tensor:
+        """`embed` or a Markov head's `embed` as stored: bf16 [rows, width]."""
+        return self._tables[name]
 
     def num_rows(self, name: str) -> int:
         """How many rows of a table this device holds."""

@@ -26,6 +26,7 @@ from rackserve.model.deepseek_v41.weights import Weights, load_weights
 from rackserve.model.files import open_model
 from rackserve.model.parallel import Collectives
 from rackserve.model.products import Products
+from rackserve.model.runner import Kernels
 
 FILES = open_model("golden")
 CONFIG = FILES.deepseek_v41
@@ -93,9 +94,12 @@ class Bench:
         options: RunnerOptions | None = None,
         memory: bytearray | None = None,
         collectives: Collectives | None = None,
+        kernels: Kernels = "torch",
     ) -> None:
         self.memory = poisoned() if memory is None else memory
-        self.runner = DeepseekV41Runner(FILES, memoryview(self.memory), NUM_BLOCKS, BLOCK_TOKENS, options, collectives)
+        self.runner = DeepseekV41Runner(
+            FILES, memoryview(self.memory), NUM_BLOCKS, BLOCK_TOKENS, options, collectives, kernels=kernels
+        )
         self.backbone, self.dspark = self.runner._backbone, self.runner._dspark
         self.arena = self.runner._arena
 
