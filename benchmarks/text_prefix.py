@@ -12,6 +12,9 @@ from typing import Any
 
 from measure import CPU_TIME, Claim, Options, Result, at_most, figure, interleave, main, ns_per_call
 
+from rackserve.api.call import Call, Caller
+from rackserve.api.dialects.chat import Chat
+from rackserve.api.factory import RequestFactory
 from rackserve.base.keys import CacheNamespace, extend_chain
 from rackserve.text.deepseek_tokenizer import complete
 from rackserve.text.dsml import ChatOptions, DsmlTemplate
@@ -50,10 +53,23 @@ def run(options: Options) -> Result:
         asked = Scope(scope.root, BLOCK_TOKENS, session)
         return ns_per_call(lambda: cache.encode_pieces(after, asked), 1)
 
+    bodies = [json.dumps({"model": "m", "messages": messages, "stream": True}).encode() for messages in (chat, longer)]
+
+    def prepare(factory: RequestFactory, body: bytes) -> Call:
+        return factory.prepare(Chat().parse(body, {"x-session-id": "session"}), Caller())
+
+    def front(*seen: bytes) -> float:
+        factory = RequestFactory(tokenizer, namespace, max_model_len=1 << 20, models=("m",), template=template)
+        for body in seen:
+            prepare(factory, body)
+        return ns_per_call(partial(prepare, factory, bodies[1]), 1)
+
     variants: dict[str, Callable[[], float]] = {
         "whole": partial(ns_per_call, whole, 1),
         "turn": partial(turn, "session"),
         "child": partial(turn, "child"),
+        "front": partial(front, bodies[0]),
+        "front whole": front,
         "render": partial(ns_per_call, partial(template.pieces, longer, offered), 3),
         "json": partial(ns_per_call, partial(json.loads, json.dumps(longer)), 3),
     }
@@ -69,10 +85,16 @@ def run(options: Options) -> Result:
         Claim("the ids and keys are those of the whole prompt", same),
         at_most(f"tokenising the turn and naming its blocks takes at most {LIMIT_MS:g} ms", ms, LIMIT_MS),
     )
+    ms = [value / 1e6 for value in ns["front"]]
+    claims += (
+        at_most(f"all of it, from the body's bytes to the request for the rack, takes at most {LIMIT_MS:g} ms", ms, LIMIT_MS),
+    )
     figures = (
         figure(f"a whole prompt of {num_tokens:,} tokens", "ms", ns["whole"], scale=1e-6),
         figure(f"the session's next turn, {what}", "ms", ns["turn"], "the whole prompt", ns["whole"], 1e-6),
         figure("the same under a new session's name", "ms", ns["child"], "the whole prompt", ns["whole"], 1e-6),
+        figure(f"its body to a request ({len(bodies[1]):,} bytes), nothing seen before", "ms", ns["front whole"], scale=1e-6),
+        figure("its body to a request", "ms", ns["front"], "nothing seen before", ns["front whole"], 1e-6),
         figure(f"rendering its {len(longer)} messages", "ms", ns["render"], "reading their JSON", ns["json"], 1e-6),
     )
     question = "What does the next turn of a long session cost the front end, beside tokenising and naming its whole prompt?"
