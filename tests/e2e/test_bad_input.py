@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.rig import command, shared_memory
+from tests.e2e.rig import command, left_behind, shared_memory
 
 
 def fails(folder: Path, *arguments: str, limit_s: float = 30.0) -> tuple[int, str]:
@@ -21,7 +21,7 @@ def fails(folder: Path, *arguments: str, limit_s: float = 30.0) -> tuple[int, st
         code = running.ends(limit_s)
         assert "Traceback" not in running.errors, running.errors
         assert "serving" not in running.output
-    assert shared_memory() == shared
+    assert not left_behind(shared)
     return code, running.errors
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
 
+from rackserve.base.rng import draw_below
 from tests.e2e.rig import Rack, cold, complete, is_idle, metric, prompt, serve, stream, until
 
 LONG = 5_000
@@ -109,3 +112,62 @@ def test_twenty_hang_ups_in_a_row_leave_a_rack_that_serves(rack: Rack) -> None:
         assert (await complete(client, ids, 40)).tokens == cold(ids, 40)
 
     rack.run(work)
+
+
+REQUESTS = 150
+HOLDERS = ("prefill0.0", "prefill1.0", "decode0.0", "pool.0")
+
+
+def descriptors(pids: list[int]) -> list[int]:
+    """How many files each process has open, besides memory, which is mapped when it is first touched."""
+    open_files = [[os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir()] for pid in pids]
+    return [sum(not file.startswith("/memfd:") for file in files) for files in open_files]
+
+
+def test_many_calls_of_which_a_third_is_left_leave_every_count_where_it_was(tmp_path: Path, digest: list[str]) -> None:
+    """Streamed and not, at any moment from the first byte of the request on; what stays is what the caches keep on purpose."""
+
+    async def load(rack: Rack, first: int, number: int) -> list[bool]:
+        """Whether each of the calls ran to its end; the connections are closed after it."""
+        places = asyncio.Semaphore(16)
+
+        async def call(name: int) -> bool:
+            ids = prompt(f"shared {name % 20}", 200) + prompt(f"own {name}", 30 + draw_below(400, "length", name))
+            outputs = 10 + draw_below(50, "outputs", name)
+            async with places:
+                task = asyncio.ensure_future((stream, complete)[name % 2](client, ids, outputs))
+                if name % 3:
+                    answer = await task
+                    assert answer.tokens == cold(ids, outputs), answer.message
+                    return True
+                await asyncio.wait((task,), timeout=draw_below(120, "leave", name) / 1000)
+                left = not task.done()
+                await hang_up(task)
+                return not left
+
+        async with rack.client() as client:
+            return await asyncio.gather(*(call(name) for name in range(first, first + number)))
+
+    async def work(client: httpx.AsyncClient) -> None:
+        health = (await client.get("/health")).json()
+        pids = [rack.command.process.pid, *(rank["pid"] for rank in health["ranks"])]
+
+        async def calm() -> bool:
+            used = [await metric(client, f'kv_blocks{{holder="{holder}",state="used"}}') for holder in HOLDERS]
+            return not any(used) and await is_idle(client)
+
+        async def as_before() -> bool:
+            return await calm() and descriptors(pids) == open_before
+
+        await load(rack, 0, 30)
+        await until(calm, 10, "nothing is held")
+        open_before = descriptors(pids)
+        ended = await load(rack, 30, REQUESTS)
+        assert ended.count(False) > REQUESTS // 6, "many are left before their end"
+        await until(as_before, 10, "every block is free or cached, and every file is closed")
+        for reason in ("expired_leases", "expired_grants"):
+            assert await metric(client, f"pool_{reason}_total") == 0, "given back, not timed out"
+        assert await metric(client, ABORTED) <= ended.count(False) + 10
+
+    with serve(tmp_path, *digest) as rack:
+        rack.run(work)

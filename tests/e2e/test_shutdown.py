@@ -16,6 +16,7 @@ from tests.e2e.rig import (
     cold,
     command,
     complete,
+    left_behind,
     members,
     metric,
     poll,
@@ -120,14 +121,15 @@ def test_an_answer_longer_than_the_grace_ends_with_an_error_event(tmp_path: Path
         assert rack.command.ends(10.0) == 0
 
 
-def test_a_second_signal_does_not_wait_for_the_grace(tmp_path: Path, digest: list[str]) -> None:
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_second_signal_does_not_wait_for_the_grace(number: signal.Signals, tmp_path: Path, digest: list[str]) -> None:
     async def work(client: httpx.AsyncClient) -> None:
         (running,) = await streams(client, [prompt("long", 1_000)], 7_000)
-        rack.command.signal(signal.SIGINT)
+        rack.command.signal(number)
         rack.command.said("stopping")
 
         async def insisted() -> bool:  # a signal on the heels of the first is the same one
-            rack.command.signal(signal.SIGINT)
+            rack.command.signal(number)
             return running.done()
 
         await until(insisted, 10, "the second signal counts")
@@ -147,7 +149,7 @@ def test_a_signal_during_start_up_ends_it(number: signal.Signals, tmp_path: Path
         starting.signal(number)
         assert starting.ends(10.0) == 0, starting.errors
         assert starting.output.splitlines()[-1] == "stopped before it served" and starting.errors == ""
-    assert shared_memory() == shared
+    assert not left_behind(shared)
 
 
 @pytest.mark.parametrize("number", SIGNALS)
@@ -158,7 +160,7 @@ def test_an_interrupted_demo_leaves_nothing(number: signal.Signals, tmp_path: Pa
         running.signal(number)
         assert running.ends(10.0) == 130
         assert running.errors.splitlines()[-1] == "rackserve: interrupted" and "Traceback" not in running.errors
-    assert shared_memory() == shared
+    assert not left_behind(shared)
 
 
 def test_a_role_without_any_rank_left_makes_the_server_not_ready(tmp_path: Path, digest: list[str]) -> None:

@@ -22,7 +22,7 @@ def test_no_prompt_of_a_tenant_is_cached_for_another(tmp_path: Path, digest: lis
         keys[tenant], entry = new_key(tenant, tenant)
         with path.open("a") as file:
             file.write(entry)
-    salts = ({}, {"cache_salt": "x"}, {"cache_salt": "a"})
+    salts: tuple[dict[str, str], ...] = ({}, {"cache_salt": "x"}, {"cache_salt": "a"})
 
     async def work(client: httpx.AsyncClient) -> None:
         places = asyncio.Semaphore(AT_ONCE)
