@@ -14,6 +14,7 @@ from rackserve.text.answers import AnswerParser, PlainParser
 from rackserve.text.chat import ChatTemplate, Message
 from rackserve.text.dsml import ChatOptions, DsmlTemplate, starts_reasoning
 from rackserve.text.dsml_arguments import parameter_names
+from rackserve.text.dsml_grammar import call_rules
 from rackserve.text.hermes_parser import CLOSE, OPEN
 from rackserve.text.parsers import ParserChoice
 from rackserve.text.tokenizer import Piece, Vocabulary
@@ -75,6 +76,8 @@ class Prompter:
             pieces = self._template.pieces(messages, _options(conversation, tools, constraint))
             inside = starts_reasoning(pieces)
             pieces = (*pieces, Piece(begun, False)) if begun else pieces
+            if not inside and conversation.reasoning_effort not in (None, "none"):
+                ignored += ("reasoning_effort",)
         else:
             wished = {name: value for name, value in _wished(conversation).items() if self._template.takes(name)}
             pieces = self._quoting.followed(self._template.pieces(self._quoting, messages, tools or None, wished), begun)
@@ -113,7 +116,7 @@ class Prompter:
             return constraint
         if not tools:
             raise RequestError(f"tool_choice {tool_choice!r} needs tools", param="tool_choice")
-        if self._choice.tool_calls != "hermes":
+        if self._choice.tool_calls == "none":
             text = "tool_choice can only be auto or none with this model, and not together with a response format"
             raise RequestError(text, param="tool_choice", code="unsupported_parameter")
         wanted = tool_choice.removeprefix("function:") if tool_choice.startswith("function:") else None
@@ -121,7 +124,8 @@ class Prompter:
         if not named:
             raise RequestError(f"tool_choice names {wanted!r}, which is not among the tools", param="tool_choice")
         most = MAX_CALLS if conversation.parallel and wanted is None else 1
-        return Constraint("grammar", _calls_grammar(named, most, constraint if tool_choice == "auto" else None))
+        rules = _hermes_rules(named, most) if self._choice.tool_calls == "hermes" else call_rules(named, most)
+        return Constraint("grammar", _grammar(rules, constraint if tool_choice == "auto" else None))
 
 
 def _split(conversation: Conversation) -> tuple[list[Message], str]:
@@ -136,12 +140,13 @@ def _split(conversation: Conversation) -> tuple[list[Message], str]:
 
 def _options(conversation: Conversation, tools: list[dict[str, Any]], constraint: Constraint | None) -> ChatOptions:
     """Whether to reason: as asked, else unless the answer has a form or goes on, as both begin where reasoning would."""
-    formed = constraint is not None or conversation.continue_last
+    called = conversation.tool_choice not in ("auto", "none")
+    formed = constraint is not None or conversation.continue_last or called
     thinking = conversation.thinking
     if thinking is None:
         thinking = conversation.reasoning_effort != "none" and not formed
     elif thinking and formed:
-        text = "thinking: an answer that has a form, or goes on, cannot begin with reasoning; leave thinking out"
+        text = "thinking: an answer that has a form, has to call, or goes on, cannot begin with reasoning; leave thinking out"
         raise RequestError(text, param="thinking")
     return ChatOptions(
         tools=tools or None,
@@ -166,8 +171,8 @@ def _without_effect(conversation: Conversation, tools: list[dict[str, Any]]) -> 
     return () if conversation.parallel or not tools or conversation.tool_choice != "auto" else ("parallel",)
 
 
-def _calls_grammar(functions: list[dict[str, Any]], most: int, otherwise: Constraint | None) -> str:
-    """A grammar (Lark form) of 1 to `most` calls in Hermes style, or instead of them what `otherwise` describes."""
+def _hermes_rules(functions: list[dict[str, Any]], most: int) -> list[str]:
+    """Rules (Lark form) of which `calls` is 1 to `most` calls in Hermes style."""
     calls = [
         {
             "type": "object",
@@ -177,18 +182,22 @@ def _calls_grammar(functions: list[dict[str, Any]], most: int, otherwise: Constr
         }
         for function in functions
     ]
-    lines = [
+    return [
         f'calls: call ("\\n" call){{0,{most - 1}}}' if most > 1 else "calls: call",
         f'call: "{OPEN}\\n" body "\\n{CLOSE}"',
         f"body: %json {msgspec.json.encode({'anyOf': calls}).decode()}",
     ]
+
+
+def _grammar(rules: list[str], otherwise: Constraint | None) -> str:
+    """A grammar of the calls that `rules` describe, or instead of them what `otherwise` does."""
     if otherwise is None:
-        return "\n".join(["start: calls", *lines])
+        return "\n".join(["start: calls", *rules])
     if otherwise.kind not in ("json_schema", "json_object"):
         text = "structured_outputs: only JSON can be asked for together with tools"
         raise RequestError(text, param="structured_outputs", code="unsupported_parameter")
     schema = otherwise.text if otherwise.kind == "json_schema" else '{"type":"object"}'
-    return "\n".join(["start: calls | other", *lines, f"other: %json {schema}"])
+    return "\n".join(["start: calls | other", *rules, f"other: %json {schema}"])
 
 
 def _single_id(vocabulary: Vocabulary, text: str) -> int:

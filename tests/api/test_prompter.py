@@ -99,11 +99,27 @@ def test_what_cannot_be_had_is_refused_by_name(fields: dict[str, Any], param: st
     assert caught.value.param == param
 
 
-def test_a_model_whose_calls_no_grammar_describes_calls_only_when_it_likes() -> None:
-    assert deepseek(tools=[WEATHER]).constraint is None
-    for fields in ({"tool_choice": "required"}, {"constraint": JSON}):
+def test_a_model_whose_calls_are_not_read_cannot_be_made_to_call() -> None:
+    prompter = Prompter(ChatTemplate(CHATML), ParserChoice(), small_tokenizer())
+    for choice, form in (("required", None), ("auto", JSON)):
         with pytest.raises(RequestError, match="tool_choice"):
-            deepseek(tools=[WEATHER], **fields)
+            prompter.render(Conversation(messages=[USER], tools=[WEATHER], tool_choice=choice), form)
+
+
+def test_deepseek_calls_in_its_own_markup_when_it_has_to_and_does_not_reason_first() -> None:
+    call = (
+        '<｜DSML｜ calls>\n<｜DSML｜ invoke name="weather">\n<｜DSML｜ parameter name="city" string="true">Oslo'
+        "</｜DSML｜ parameter>\n</｜DSML｜ invoke>\n</｜DSML｜ calls>"
+    )
+    assert deepseek(tools=[WEATHER]).constraint is None
+    required = deepseek(tools=[WEATHER], tool_choice="required", reasoning_effort="high")
+    assert meets(required, call) and meets(required, "\n\n" + call) and not meets(required, "so") and not meets(required, "")
+    assert text(required).endswith("</think>") and required.ignored == ("reasoning_effort",)
+    assert not meets(required, call.replace("Oslo", "Bonn")) and not meets(required, call.replace("weather", "whether"))
+    either = deepseek(JSON, tools=[WEATHER])
+    assert meets(either, call) and meets(either, '{"a": null}')
+    with pytest.raises(RequestError, match="cannot begin with reasoning"):
+        deepseek(tools=[WEATHER], tool_choice="function:weather", thinking=True)
 
 
 def test_an_answer_can_be_gone_on_with() -> None:
