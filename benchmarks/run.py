@@ -34,9 +34,14 @@ SCRIPTS = (
     "routing",
     "agentx_agreement",
     "peer_replay",
+    "cpu_engine",
+    "served",
 )
-PEERS = ("agentx_agreement", "peer_replay")
+PEERS = ("agentx_agreement", "peer_replay", "cpu_engine", "served")
 """Scripts that compare with other people's software: without it they keep the section they left before."""
+
+FILES = ("trace", "costs", "harness", "dynamo", "mooncake", "routers", "vllm", "llamacpp", "openvino", "gguf")
+"""Options with something on this machine that scripts may use."""
 
 FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_int8")
 PACKAGES = ("msgspec", "pyzmq", "torch")
@@ -123,9 +128,12 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--dynamo", default="", help="the Python of an environment with ai-dynamo, to compare with")
     parser.add_argument("--vllm", default="", help="the Python of an environment with vLLM, to compare with")
     parser.add_argument("--mooncake", default="", help="a Mooncake trace of requests, for that comparison")
+    parser.add_argument("--llamacpp", default="", help="a build folder of llama.cpp, to compare with")
+    parser.add_argument("--openvino", default="", help="the Python of an environment with openvino-genai, to compare with")
+    parser.add_argument("--gguf", default="", help="the embedded model's file, and after commas others, for those comparisons")
     given = parser.parse_args(words)
     arguments = ["--seed", str(given.seed)] + ["--quick"] * given.quick
-    files = {name: getattr(given, name) for name in ("trace", "costs", "harness", "dynamo", "mooncake", "routers", "vllm")}
+    files = {name: getattr(given, name) for name in FILES}
     arguments += [word for name, file in files.items() if file for word in (f"--{name}", file)]
     load, started = os.getloadavg()[0], monotonic()
     results: list[Result] = []

@@ -13,7 +13,7 @@ import pytest
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 SHARED = {"measure", "real_step", "run", "stub_workers", "frontend_floor", "frontend_ours", "frontend_vllm"}
-PEERS = {"agentx_agreement", "peer_replay"}
+PEERS = {"agentx_agreement", "peer_replay", "cpu_engine", "served"}
 """Without the other people's software they compare with they only say what they need."""
 
 SCRIPTS = sorted(path.stem for path in BENCHMARKS.glob("*.py") if path.stem not in SHARED)
