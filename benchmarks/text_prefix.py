@@ -33,6 +33,7 @@ def run(options: Options) -> Result:
     scale = 10 if options.quick else 1
     draw = Random(options.seed)
     source = "".join(path.read_text() for path in sorted(Path(__file__).parent.parent.glob("rackserve/*/*.py")))
+    source = source.replace("｜", "|")  # whose text spells tokens is tokenised twice: not what prompts are like
     chat = _chat(draw, source, int((NUM_TOKENS - NEW_TOKENS) // scale * CHARACTERS_PER_TOKEN))
     longer = chat + _turn(draw, source, len(chat), int(NEW_TOKENS * CHARACTERS_PER_TOKEN))
     with TemporaryDirectory() as folder:
