@@ -14,7 +14,7 @@ READY := .venv/.ready
 RUN := .venv/bin/python
 DEMO := $(RUN) -m rackserve demo --model $(MODEL) $(if $(PARALLEL),--parallel $(PARALLEL))
 
-.PHONY: demo test lint verify exact swarm bench clean
+.PHONY: demo test lint verify exact swarm bench conformance clean
 
 demo: $(READY)
 	$(DEMO)
@@ -38,6 +38,11 @@ swarm: $(READY)
 
 bench: $(READY)
 	$(RUN) benchmarks/run.py
+
+# Agents, libraries and harnesses of others, each in a folder under build/conformance, which takes 2 GB of packages once.
+# make conformance SUITE="codex pi"; ON_DEMAND=1 adds what takes long.
+conformance: $(READY)
+	$(RUN) -m conformance $(if $(ON_DEMAND),--on-demand) $(SUITE)
 
 # Leaves recordings (runs/) and the converted model (~/.cache/rackserve) alone.
 clean:
