@@ -87,6 +87,11 @@ class RankCache:
         return self._arena.total - self._arena.num_free - self._cache.num_blocks
 
     @property
+    def num_leases(self) -> int:
+        """Sequences, and offers to the pool, that hold blocks."""
+        return len(self._leases)
+
+    @property
     def usable(self) -> int:
         """Blocks that could be had now: free ones and cached ones nobody has pinned."""
         return self._arena.num_free + self._cache.num_blocks - self._cache.num_pinned

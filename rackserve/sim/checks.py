@@ -102,7 +102,7 @@ def check_at_rest(rack: SimRack) -> None:
     if not rack.router.is_quiet:
         raise InvariantError("the router still has bookings or promises (I6)")
     for name, node in rack.workers().items():
-        if not node.is_quiet:
+        if not node.is_quiet or any(cache.num_leases for cache in node.worker.caches):
             raise InvariantError(f"{name} still holds something for an attempt (I2)")
     if rack.pool is not None and rack.pool.directory.num_held:
         raise InvariantError(f"the pool still holds {rack.pool.directory.num_held} leases or grants (I11)")

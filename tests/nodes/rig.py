@@ -130,6 +130,7 @@ class Rig:
         deadlines: Deadlines = SHORT,
         max_attempts: int = 5,
         max_requests: int = 1000,
+        lease_s: int = 2,
         link: LinkCost | None = None,
         step_time: Callable[[Step], Time] | None = None,
     ) -> None:
@@ -153,7 +154,7 @@ class Rig:
             frontend=FrontendConfig(max_attempts=max_attempts, max_requests=max_requests),
             router=RouterConfig(**(router or {})),
             scheduler=SchedulerConfig(**({"max_batched_tokens": 16, "max_sequences": 8} | (scheduler or {}))),
-            pool=PoolConfig(lease_ns=2 * NS_PER_S),
+            pool=PoolConfig(lease_ns=lease_s * NS_PER_S),
             deadlines=deadlines,
             tenants=tenants or TenantsConfig(),
         )

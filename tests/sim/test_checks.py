@@ -117,3 +117,12 @@ def test_a_late_message_that_changes_something_is_seen() -> None:
 
 def test_blocks_of_chains_are_counted_once() -> None:
     assert blocks_of([b"a" * 16 + b"b" * 16, b"a" * 16 + b"c" * 16]) == {b"a" * 16, b"b" * 16, b"c" * 16}
+
+
+def test_a_lease_that_nobody_gave_back_is_seen_at_rest() -> None:
+    rig = Rig()
+    rig.submit("r", prompt(24), 2)
+    rig.rest()
+    assert rig.prefill().worker.caches[0].acquire(b"", 0, 1) is not None
+    with pytest.raises(InvariantError, match="still holds"):
+        check_at_rest(rig.rack)
