@@ -6,6 +6,7 @@ import hashlib
 import os
 from typing import Any
 
+import pytest
 import schemathesis
 from hypothesis import HealthCheck, settings
 from schemathesis.specs.openapi.checks import negative_data_rejection, positive_data_acceptance
@@ -19,6 +20,8 @@ from rackserve.base.request import Request
 from rackserve.text.constraints import ConstraintCompiler
 from tests.api.rig import Rig, Script, text
 from tests.text.small_model import small_tokenizer
+
+pytestmark = pytest.mark.timeout(600)
 
 KEY = {"authorization": "Bearer k"}
 
@@ -55,7 +58,7 @@ def _put_off(name: bytes, value: bytes) -> tuple[bytes, bytes]:
 
 
 WHOLE = "RACKSERVE_CONFORMANCE"
-"""Set to `whole` in the environment, it adds the cases that go through every bound of every field: two minutes."""
+"""Set to `whole` in the environment, it adds the cases that go through every bound of every field: three minutes."""
 
 whole = os.environ.get(WHOLE) == "whole"
 config = schemathesis.Config.from_dict({"phases": {"coverage": {"enabled": whole}}})
@@ -110,9 +113,26 @@ class _Key:
         case.headers["authorization"] = data
 
 
-@schema.parametrize()
-@settings(max_examples=30, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+def examples(number: int) -> settings:
+    return settings(
+        max_examples=number, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
+    )  # fmt: skip
+
+
+@schema.exclude(path="/tokenize").parametrize()
+@examples(30)
 def test_the_api_is_as_it_describes_itself(case: schemathesis.Case) -> None:
+    check(case)
+
+
+@schema.include(path="/tokenize").parametrize()
+@examples(8)  # of bodies that are those of two others
+def test_tokenizing_is_as_it_is_described(case: schemathesis.Case) -> None:
+    check(case)
+
+
+def check(case: schemathesis.Case) -> None:
+    """All checks of schemathesis, and ours."""
     excluded: list[Any] = [positive_data_acceptance]  # the check of ours is stricter
     if "x-schemathesis-unknown-property" in case.headers:
         excluded.append(negative_data_rejection)  # headers that a server does not know are none of its business
