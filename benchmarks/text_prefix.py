@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
 from functools import partial
@@ -32,8 +33,7 @@ CHARACTERS_PER_TOKEN = 4.1
 def run(options: Options) -> Result:
     scale = 10 if options.quick else 1
     draw = Random(options.seed)
-    source = "".join(path.read_text() for path in sorted(Path(__file__).parent.parent.glob("rackserve/*/*.py")))
-    source = source.replace("｜", "|")  # whose text spells tokens is tokenised twice: not what prompts are like
+    source = "".join(path.read_text() for path in sorted(Path(asyncio.__file__).parent.glob("*.py")))
     chat = _chat(draw, source, int((NUM_TOKENS - NEW_TOKENS) // scale * CHARACTERS_PER_TOKEN))
     longer = chat + _turn(draw, source, len(chat), int(NEW_TOKENS * CHARACTERS_PER_TOKEN))
     with TemporaryDirectory() as folder:
