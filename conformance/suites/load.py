@@ -9,15 +9,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from conformance.cases import Case, Pins, Rack, Site, Suite, SuiteError, case
+from conformance.cases import Case, Pins, Rack, Site, Suite, SuiteError
 from conformance.homes import ROOT
 from rackserve.base.units import NS_PER_MS, NS_PER_S
 from rackserve.bench.metrics import tpot_ms
 from rackserve.bench.records import RequestRecord, read_recording
 from rackserve.model.files import open_model
 
-REQUESTS = 30
-CONCURRENCY = 3
+REQUESTS = 15
+CONCURRENCY = 1
+"""More would meet in the queue, by chance: then a time to first token is one of two, and medians jump."""
+
 INPUT = 1_000
 OUTPUT = 25
 SHARE = 0.05
@@ -50,11 +52,13 @@ def run_aiperf(site: Site) -> list[Case]:
         ),
         "output tokens a second": (theirs["output_token_throughput"]["avg"], _throughput(ours)),
     }
-    text = f"is within {SHARE:.0%} of ours"
-    return [
-        case(f"{what} {text}", abs(their - our) <= SHARE * our, f"theirs {their:.4g}, ours {our:.4g}")
-        for what, (their, our) in sides.items()
-    ]
+    return [_agree(what, *figures) for what, figures in sides.items()]
+
+
+def _agree(what: str, theirs: float, ours: float) -> Case:
+    """A case that tells both figures, however it went."""
+    near = abs(theirs - ours) <= SHARE * ours
+    return Case(f"{what}: within {SHARE:.0%} of ours", "passed" if near else "failed", f"theirs {theirs:.4g}, ours {ours:.4g}")
 
 
 def _bench(site: Site, rack: Rack) -> Sequence[RequestRecord]:
@@ -97,7 +101,7 @@ def run_agentx(site: Site) -> list[Case]:
     except ValueError:
         raise SuiteError(f"{script.name}: {done.stderr[-500:]}") from None
     rows = {each["what"]: each["values"] for each in result["figures"]}
-    return [case(each["text"], each["holds"], rows) for each in result["claims"]]
+    return [Case(each["text"], "passed" if each["holds"] else "failed", str(rows)) for each in result["claims"]]
 
 
 SUITES = (
