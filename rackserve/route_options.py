@@ -27,3 +27,7 @@ def add_route(command: argparse.ArgumentParser) -> None:
     command.add_argument("--pairs", choices=["vllm", "sglang"], help="how pairs of workers are asked (default vllm)")
     command.add_argument("--policy", help="placement policy (default least_uncached_work)")
     command.add_argument("--config", metavar="FILE", help="all settings in YAML; see docs/routing.md")
+    command.epilog = (
+        "Keys come from the environment: RACKSERVE_API_KEY is what clients must send (security.key_file in --config names "
+        "several), RACKSERVE_WORKER_KEY what the servers ask for. Without either, clients' own keys go on to the servers."
+    )

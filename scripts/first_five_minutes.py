@@ -200,7 +200,7 @@ def environment() -> dict[str, str]:
 
 @contextmanager
 def serving(block: str, folder: Path) -> Iterator[str]:
-    """The URL of a server that the block's commands started, once it is ready. Raises Failed unless it ends in good order."""
+    """What a server that the block's commands started says when it is ready. Raises Failed unless it ends in good order."""
     if block.count("rackserve serve") != 1:
         raise Failed(f"one `rackserve serve` is expected:\n{block}")
     commands = "\n".join(line for line in block.splitlines() if not line.startswith(ACTIVATE))
@@ -222,9 +222,9 @@ def serving(block: str, folder: Path) -> Iterator[str]:
 def _ready(process: subprocess.Popen[bytes], log: Path) -> str:
     end = time.monotonic() + STEP_S
     while time.monotonic() < end and process.poll() is None:
-        found = re.search(r"^serving \S+ on (http://\S+)", log.read_text(), re.MULTILINE)
+        found = re.search(r"^serving \S+ on http://\S+", log.read_text(), re.MULTILINE)
         if found is not None:
-            return found[1]
+            return found[0]
         time.sleep(0.05)
     raise Failed(f"not ready within {STEP_S:g} s:\n{log.read_text()[-2000:]}")
 
@@ -242,8 +242,11 @@ def rehearse(text: str, told: Callable[[Row], None]) -> None:
     (_, serve), *rest = match(blocks(text), (SERVE, *STEPS))
     with tempfile.TemporaryDirectory(prefix="rackserve-five-") as name:
         folder = Path(name)
-        with serving(serve, folder) as url:
-            tell("serve", f"ready on {url}")
+        with serving(serve, folder) as said:
+            url = said.split()[-1]
+            if f"`{said.replace(url, URL)}`" not in text:
+                raise Failed(f"the README does not say what the server says: {said}")
+            tell("serve", said)
             for step, block in rest:
                 for _ in range(step.times):
                     tell(step.what, step.check(run(block, url, folder), folder))
