@@ -173,7 +173,9 @@ async def open_server(settings: Settings, sinks: Sequence[Sink] = (), tap: Tap |
         sessions = Sessions()
         pages = page_routes(Feed(seen.view, seen.curve, lambda: state.draining), Door(keys, sessions))
         early = Early(opening, pages, lambda: state.loading)
-        admission = Admission(early, settings.limits.tenant_requests, count=seen.metrics.error_sent)
+        admission = Admission(
+            early, settings.limits.tenant_requests, count=seen.metrics.error_sent, is_full=lambda: rack.is_full
+        )
         guard = Guard(admission, keys, sessions, hosts=_hosts(settings), open_metrics=settings.security.open_metrics)
         stop = asyncio.Event()
         running = _start_serving(

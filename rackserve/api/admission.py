@@ -7,6 +7,7 @@ import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable
+from contextlib import suppress
 
 import msgspec
 from starlette.datastructures import Headers, MutableHeaders
@@ -22,6 +23,14 @@ DEADLINE = "x-request-timeout"
 
 MAX_DEADLINE_S = 86_400.0
 MAX_RETRY_AFTER_S = 60
+
+GENERATING = frozenset({"/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"})
+"""Paths of calls that need a place on a rank."""
+
+MOST_READ_OFF = 64 << 20
+READ_OFF_S = 10.0
+"""Of the body of a call that is refused unread, so many bytes and so long are waited for."""
+
 KEPT_ENDS = 64
 """Calls whose ends make the measured rate."""
 
@@ -32,6 +41,7 @@ class Admission:
     tenant_requests  open calls of one tenant; more are refused with 429 before their body is read
     clock            seconds, rising
     count            told "stream" of each stream that ends at its deadline
+    is_full          whether the rack would refuse any call that generates; such calls are then refused with 429 unread
     """
 
     def __init__(
@@ -41,9 +51,11 @@ class Admission:
         clock: Callable[[], float] = time.monotonic,
         *,
         count: Callable[[str], None] = lambda where: None,
+        is_full: Callable[[], bool] = lambda: False,
     ) -> None:
         self._app = app
         self._count = count
+        self._is_full = is_full
         self._tenant_requests = tenant_requests
         self._clock = clock
         self._open: Counter[str] = Counter()
@@ -72,8 +84,11 @@ class Admission:
             if self._open[caller.tenant] >= self._tenant_requests:
                 text = f"{self._tenant_requests} requests of this tenant are open (limits.tenant_requests)"
                 raise failure("overloaded", text)
+            if scope["path"] in GENERATING and self._is_full():
+                text = "the queues of all prefill ranks are full (router.max_queued_requests_per_rank and ..._tokens_per_rank)"
+                raise failure("overloaded", text)
         except RequestError as error:
-            await out.fail(scope, error)
+            await out.fail(scope, error, receive)
             return
         self._open[caller.tenant] += 1
         try:
@@ -115,8 +130,12 @@ class _Out:
             self._ended = not message.get("more_body", False)
         await self._send(message)
 
-    async def fail(self, scope: Scope, error: RequestError) -> None:
-        """Tell `error` as far as the response still can: as a status, or as the last event of a stream."""
+    async def fail(self, scope: Scope, error: RequestError, unread: Receive | None = None) -> None:
+        """Tell `error` as far as the response still can: as a status, or as the last event of a stream.
+
+        A body that is still unread is read to its end, as far as it goes, after the client has been told: a connection that is
+        closed under somebody who sends looks broken to him, and what he was told is lost.
+        """
         of_messages = scope["path"].startswith("/v1/messages")
         body = msgspec.json.encode(message_error(error)) if of_messages else error_body(error)
         if not self.status:
@@ -127,7 +146,20 @@ class _Out:
             body = b"event: error\ndata: " + body + b"\n\n"
         else:
             return
-        await self({"type": "http.response.body", "body": body})
+        await self({"type": "http.response.body", "body": body, "more_body": unread is not None})
+        if unread is not None:
+            await _read_off(unread)
+            await self({"type": "http.response.body", "body": b""})
+
+
+async def _read_off(receive: Receive) -> None:
+    left, more = MOST_READ_OFF, True
+    with suppress(TimeoutError):
+        async with asyncio.timeout(READ_OFF_S):
+            while more and left > 0:
+                message = await receive()
+                left -= len(message.get("body", b""))
+                more = message["type"] == "http.request" and message.get("more_body", False)
 
 
 def _deadline(headers: Headers) -> float | None:

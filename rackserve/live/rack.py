@@ -22,6 +22,7 @@ from rackserve.live.supervisor import ENGINE_COMMAND, RankStatus, Supervisor, Su
 from rackserve.live.transport import CONTROL, LiveTransport, Meeting, Wire
 from rackserve.nodes.pool import PoolNode
 from rackserve.nodes.ports import Ports
+from rackserve.nodes.router import Router
 from rackserve.pool.directory import Directory
 from rackserve.ports import Node
 
@@ -55,6 +56,7 @@ class LiveRack:
         self._fan_out = FanOut(sinks)
         self._regions = RegionOwner()
         self._pool: PoolNode | None = None
+        self._router: Router | None = None
         self._failure: BaseException | None = None
         self._closing = self._entered = False
         self.layout: KvLayout
@@ -84,8 +86,8 @@ class LiveRack:
         self._entered = True
         try:
             self.add_node(FRONTEND, build_frontend(self._config, self.ports_for(FRONTEND)))
-            router = build_router(self._config, self.layout, self.ports_for(ROUTER))
-            self.add_node(ROUTER, router if self._around_router is None else self._around_router(router))
+            self._router = build_router(self._config, self.layout, self.ports_for(ROUTER))
+            self.add_node(ROUTER, self._router if self._around_router is None else self._around_router(self._router))
             if self._config.topology.pool:
                 self._pool = build_pool(self._config, self.layout, self.ports_for(POOL))
                 self.add_node(POOL, self._pool)
@@ -122,6 +124,11 @@ class LiveRack:
     def pool(self) -> Directory | None:
         """The pool's directory, to be read only; None if there is no pool, or not yet."""
         return self._pool.directory if self._pool is not None else None
+
+    @property
+    def is_full(self) -> bool:
+        """Whether every prefill rank has as much work as it may be given."""
+        return self._router is not None and self._router.is_full
 
     @property
     def pids(self) -> dict[NodeId, int]:

@@ -38,7 +38,7 @@ from rackserve.nodes.deadlines import Deadlines
 from rackserve.nodes.ports import Ports
 from rackserve.route.cost import Candidate, uncached_work
 from rackserve.route.index import PrefixIndex
-from rackserve.route.limits import admissible, no_room
+from rackserve.route.limits import admissible, is_full, no_room
 from rackserve.route.load import LoadBook
 from rackserve.route.placement import POLICIES, DecodeCandidate, RouterConfig, place_decode
 from rackserve.route.promises import Promises
@@ -101,6 +101,11 @@ class Router:
         handler = self._handlers.get(type(message))
         if handler is not None:
             handler(message)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a new request would be refused for load whatever it asks for, so that its prompt need not be read."""
+        return is_full(self._config, [self.prefill_load.booked(rank) for rank in self._ranks("prefill")])
 
     # ------------------------------------------------------------ placing
 

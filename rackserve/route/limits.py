@@ -31,6 +31,14 @@ def admissible(config: RouterConfig, candidates: Sequence[Candidate]) -> list[Ca
     ]
 
 
+def is_full(config: RouterConfig, booked: Sequence[tuple[int, int]]) -> bool:
+    """Whether no rank would take an attempt, however small; `booked`: tokens and attempts on each. False without any rank."""
+    requests = config.max_queued_requests_per_rank
+    tokens = config.max_queued_tokens_per_rank
+    taken = [bool((requests and number >= requests) or (tokens and number and work >= tokens)) for work, number in booked]
+    return bool(taken) and all(taken)
+
+
 def no_room(config: RouterConfig, candidates: Sequence[Candidate]) -> Refusal:
     """Why none of `candidates` is admissible."""
     if not candidates:

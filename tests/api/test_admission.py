@@ -148,3 +148,49 @@ def test_a_call_within_its_deadline_is_as_without() -> None:
         assert plain.status_code == timed.status_code == 200 and plain.json()["choices"] == timed.json()["choices"]
 
     run(scene())
+
+
+def test_a_full_rack_refuses_before_the_prompt_is_read_and_only_what_needs_a_place() -> None:
+    """Counted in turns of the loop: nothing is waited for but the client's own sending, and that after the answer."""
+
+    async def scene() -> None:
+        sent: list[dict[str, Any]] = []
+        told_after: list[int] = []
+        parts = 5
+
+        async def never(scope: Any, receive: Any, send: Any) -> None:
+            raise AssertionError("the call was let through")
+
+        async def receive() -> dict[str, Any]:
+            nonlocal parts
+            told_after.append(len(sent))
+            parts -= 1
+            return {"type": "http.request", "body": b"x" * 1000, "more_body": parts > 0}
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        admission = Admission(never, 10, is_full=lambda: True)
+        scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": []}
+        call = admission(scope, receive, send)
+        with pytest.raises(StopIteration):
+            call.__await__().send(None)  # it ends in its first turn
+        start, body, end = sent
+        assert start["status"] == 429 and dict(start["headers"])[b"retry-after"]
+        assert json.loads(body["body"])["error"]["code"] == "overloaded" and body["more_body"] and not end.get("more_body")
+        assert parts == 0 and set(told_after) == {2}, "the client is told first, then its body is read off"
+
+    run(scene())
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/v1/messages/count_tokens", "/login"])
+def test_a_full_rack_still_does_what_needs_no_place(path: str) -> None:
+    async def scene() -> None:
+        place = Place()
+        place.admission = Admission(place._answer, 2, is_full=lambda: True)
+        place.go.set()
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(place.admission), base_url="http://rig") as client:
+            assert (await client.post(path, content=b"x")).status_code == 200
+            assert (await client.post("/v1/messages", content=b"x")).json()["error"]["type"] == "rate_limit_error"
+
+    run(scene())

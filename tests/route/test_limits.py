@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from rackserve.base.ids import Rank
 from rackserve.route.cost import Candidate
-from rackserve.route.limits import admissible, no_room
+from rackserve.route.limits import admissible, is_full, no_room
 from rackserve.route.load import LoadBook
 from rackserve.route.placement import RouterConfig
 
@@ -49,6 +52,16 @@ def test_room_comes_back_when_work_is_done() -> None:
     assert refusal.code == "overloaded" and "max_queued_tokens_per_rank = 100" in refusal.detail
     load.progress(RANKS[1], ("a", 1), 1)
     assert [c.rank for c in admissible(config, candidates(load, 1))] == [RANKS[1]]
+
+
+@settings(derandomize=True, max_examples=200, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 4)), max_size=3), st.integers(0, 3), st.integers(0, 9))
+def test_a_rack_is_full_exactly_when_the_smallest_request_finds_no_room(
+    booked: list[tuple[int, int]], requests: int, tokens: int
+) -> None:
+    config = RouterConfig(max_queued_requests_per_rank=requests, max_queued_tokens_per_rank=tokens)
+    smallest = [Candidate(RANKS[0], 0, 0, 1, work, number) for work, number in booked]
+    assert is_full(config, booked) == (bool(booked) and not admissible(config, smallest))
 
 
 def test_no_rank_at_all_is_said_to_be_so() -> None:
