@@ -1,7 +1,8 @@
 """How many requests of agent sessions are served, and how fast, beside other servers of the same model on the same machine?
 
-The demo's sessions over HTTP, by `rackserve bench`, against `rackserve serve` and, given by --llamacpp (with --gguf) and
---vllm, `llama-server` and `vllm serve`. How to get them says README.md. All have KV for every session that is live.
+The demo's sessions over HTTP, again and again as new ones for a fixed time, by `rackserve bench`, against `rackserve serve` and
+(--llamacpp with --gguf, --vllm) `llama-server` and `vllm serve`. How to get them says README.md. All have KV for every session
+that is live.
 """
 
 from __future__ import annotations
@@ -33,6 +34,9 @@ LIVE = 8
 
 CONTEXT = 2_048
 """Room of a sequence; the longest of the demo takes 1,029."""
+
+STEADY = ("--recycle", "--deadline", "30")
+"""Options of a run: a tree that is done is followed by the next, so that no long pause of one of them bounds what is served."""
 
 SHORT = ("--limit", "2", "--max-turns", "2")
 """Options of a run that only warms up, or shows that it works."""
@@ -132,18 +136,14 @@ class Running:
                 command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=os.environ | server.env, start_new_session=True
             )
         begun = time.monotonic()
-        while not self._answers():
-            if self._process.poll() is not None or time.monotonic() > begun + START_S:
-                self.close()
-                tail = self._log.read_text(errors="replace").strip().splitlines()[-5:]
-                raise RuntimeError(f"{server.name} does not answer: " + " | ".join(tail))
-            time.sleep(0.2)
+        with httpx.Client(base_url=self.url, timeout=5.0, trust_env=False, verify=False) as client:
+            while not _answers(client):
+                if self._process.poll() is not None or time.monotonic() > begun + START_S:
+                    self.close()
+                    tail = self._log.read_text(errors="replace").strip().splitlines()[-5:]
+                    raise RuntimeError(f"{server.name} does not answer: " + " | ".join(tail))
+                time.sleep(0.2)
         self.ready_s = time.monotonic() - begun
-
-    def _answers(self) -> bool:
-        with suppress(httpx.HTTPError):
-            return httpx.get(f"{self.url}/health", timeout=5.0, trust_env=False).status_code == 200
-        return False
 
     def bench(self, salt: str, seed: int, *words: str) -> Summary:
         """One run of the client, while only this server may compute."""
@@ -183,6 +183,12 @@ class Running:
         self._process.wait()
 
 
+def _answers(client: httpx.Client) -> bool:
+    with suppress(httpx.HTTPError):
+        return client.get("/health").status_code == 200
+    return False
+
+
 def start(options: Options, folder: Path, stack: ExitStack, missing: list[str]) -> dict[str, Running]:
     """Every server that comes up, warmed up by two turns of two sessions."""
     running: dict[str, Running] = {}
@@ -202,7 +208,7 @@ def start(options: Options, folder: Path, stack: ExitStack, missing: list[str]) 
 
 def measure(running: dict[str, Running], options: Options) -> dict[str, list[Summary]]:
     """Servers in turns; each run has prompts of its own."""
-    words = SHORT if options.quick else ()
+    words = SHORT if options.quick else STEADY
     runs: dict[str, list[Summary]] = {name: [] for name in running}
     rounds = 1 if options.quick else ROUNDS
     for turn in range(rounds):
