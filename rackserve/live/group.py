@@ -23,6 +23,7 @@ import msgspec
 from rackserve.base.errors import RackserveError, ResourceError
 from rackserve.base.step import GroupStep, Step, StepResult
 from rackserve.base.units import Time, to_ns, to_seconds
+from rackserve.live.cores import cores_of
 from rackserve.live.launch import CRASHED, end_with_parent, how_it_ended
 from rackserve.live.rank_spec import BEAT_PERIOD_S, RankSpec
 from rackserve.live.regions import map_region
@@ -95,7 +96,9 @@ def open_part(spec: RankSpec, device: int, rendezvous: str) -> Runner | None:
         collectives = TorchCollectives(
             share, rendezvous, ready_s=EARLIER * spec.limits.ready, limit_s=EARLIER * spec.limits.step
         )
-    return open_runner(spec.runner, map_region(own).memory, own.shape.num_slots, collectives)
+    place = cores_of(spec, device)
+    memory = map_region(own).memory
+    return open_runner(spec.runner, memory, own.shape.num_slots, collectives, threads=place.threads, cores=place.cores)
 
 
 # ------------------------------------------------------------ the leader's side

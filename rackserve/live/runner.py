@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from rackserve.model.sampling_state import Compile
 
 MAX_BLOCK_TOKENS = 65_536
+MAX_THREADS = 256
 MAX_PACE = 1e6
 """Milliseconds a step, microseconds a token."""
 
@@ -47,6 +49,7 @@ class RunnerSpec(RunnerOptions, frozen=True, forbid_unknown_fields=True, kw_only
     vocab_size    token ids (digest)
     window        whether KV has a resume state beside the blocks (digest)
     kernels       what computes (real models): "native" code, "torch", or "auto", the first that can
+    threads       cores that share a step of a device (llama, native code); 0: those of the machine shared out over its devices
     step_ms, token_us  a step takes at least step_ms and token_us for each of its tokens (digest): a rack of known speed
     """
 
@@ -57,6 +60,7 @@ class RunnerSpec(RunnerOptions, frozen=True, forbid_unknown_fields=True, kw_only
     vocab_size: int = 64
     window: bool = False
     kernels: Literal["auto", "native", "torch"] = "auto"
+    threads: int = 0
     step_ms: float = 0.0
     token_us: float = 0.0
 
@@ -64,6 +68,7 @@ class RunnerSpec(RunnerOptions, frozen=True, forbid_unknown_fields=True, kw_only
         super().__post_init__()
         require_range("runner", self, ("block_tokens",), 1, MAX_BLOCK_TOKENS)
         require_range("runner", self, ("vocab_size",), 1, MAX_COUNT)
+        require_range("runner", self, ("threads",), 0, MAX_THREADS)
         require_range("runner", self, ("step_ms", "token_us"), 0, MAX_PACE)
         if self.kind != "digest" and (self.step_ms or self.token_us):
             raise ConfigError(f"runner.step_ms and runner.token_us mean nothing to runner.kind {self.kind}; leave them out")
@@ -192,9 +197,17 @@ def _constraint_compiler(files: ModelFiles) -> Compile | None:
     return lambda constraint: compiler()(constraint)
 
 
-def open_runner(spec: RunnerSpec, arena: memoryview, num_blocks: int, collectives: Collectives | None = None) -> Runner:
-    """Load the model for a rank whose KV blocks and window slots live in `arena`. It computes on one thread.
+def open_runner(
+    spec: RunnerSpec,
+    arena: memoryview,
+    num_blocks: int,
+    collectives: Collectives | None = None,
+    threads: int = 1,
+    cores: Sequence[int] = (),
+) -> Runner:
+    """Load the model for a rank whose KV blocks and window slots live in `arena`.
 
+    threads, cores  that share a step, and where (see `live.cores`): for native kernels; torch computes on one
     collectives  to the other devices of the group, of which this process then loads and computes its part; None: it is alone.
     ConfigError if the model cannot be split so. Logs one line if what it computes or how is not the plain thing.
     """
@@ -234,6 +247,8 @@ def open_runner(spec: RunnerSpec, arena: memoryview, num_blocks: int, collective
         dtype=spec.dtype,
         compile_constraint=compiler,
         kernels=spec.kernels,
+        threads=threads,
+        cores=cores,
     )
     log.info("the model is computed by %s", runner.path)
     if runner.products != "direct":

@@ -102,6 +102,7 @@ class NativeLlama:
         block_tokens: int,
         dtype: KvDtype,
         threads: int = 1,
+        cores: Sequence[int] = (),
     ) -> None:
         found = library.find()
         if found is None:
@@ -110,7 +111,8 @@ class NativeLlama:
         wide = 2 if dtype == "bf16" else 4
 
         def make(rows: int) -> Decoder:
-            return Decoder(found, weights, arena, wide=wide, block_tokens=block_tokens, max_rows=rows, threads=threads)
+            room = {"wide": wide, "block_tokens": block_tokens, "max_rows": rows}
+            return Decoder(found, weights, arena, **room, threads=threads, cores=cores)
 
         self._make = make
         self._decoder = make(MAX_ROWS)

@@ -59,8 +59,9 @@ class LlamaRunner:
     weights  those of another runner in this process that computes with torch, to hold them once
     kernels  native: the kernels of `kernels.cpu`, ConfigError where they do not serve; torch; auto: the first that serves
     compile_constraint  for requests with a constraint; without it they end as unsupported
+    threads, cores  that share a step of the native kernels, and where they run (see `kernels.cpu.decoder`)
 
-    A token depends on its sequence alone: not on chunks, batch, cached prefix or neighbours. That needs torch to run on one
+    A token depends on its sequence alone: not on chunks, batch, cached prefix or neighbours. With torch that needs one
     thread, which is set here for the process. The runner drafts nothing: an item that samples returns one token whatever its
     `num_draft`. The model has no window state: `restore` and `snapshot` must be -1.
 
@@ -79,6 +80,8 @@ class LlamaRunner:
         weights: LlamaWeights | None = None,
         compile_constraint: Compile | None = None,
         kernels: Kernels = "torch",
+        threads: int = 1,
+        cores: Sequence[int] = (),
     ) -> None:
         torch.set_num_threads(1)  # more would split a product differently for each number of rows, and round differently
         self._config = files.llama
@@ -86,17 +89,19 @@ class LlamaRunner:
         self._dtype = dtype
         self._arena = KvArena(arena, files.llama, num_blocks, block_tokens, dtype)
         self.weights = weights
-        self._llama: Forward = self._native(files, arena, kernels) or Llama(self._loaded(files), self._arena)
+        self._llama: Forward = self._native(files, arena, kernels, threads, cores) or Llama(self._loaded(files), self._arena)
         self._sequences: dict[int, EngineSequence] = {}
         self._sampling = SamplingStates(files.llama.vocab_size, compile_constraint)
 
-    def _native(self, files: ModelFiles, arena: memoryview | mmap.mmap, kernels: Kernels) -> Forward | None:
+    def _native(
+        self, files: ModelFiles, arena: memoryview | mmap.mmap, kernels: Kernels, threads: int, cores: Sequence[int]
+    ) -> Forward | None:
         """The native forward pass, if it is wanted and can be had."""
         if kernels == "torch" or (kernels == "auto" and library.find() is None):
             return None
         try:
             native = load_native(files.path, files.llama)
-            return NativeLlama(native, arena, self._arena.block_tokens, self._dtype)
+            return NativeLlama(native, arena, self._arena.block_tokens, self._dtype, threads, cores)
         except ConfigError:
             if kernels == "native":
                 raise

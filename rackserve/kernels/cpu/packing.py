@@ -5,6 +5,10 @@ Nothing is rounded: Q4_1 and Q8_0 blocks keep their bits.
 
 from __future__ import annotations
 
+import contextlib
+import mmap
+import threading
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -17,12 +21,37 @@ Q4, Q8, BF16 = 0, 1, 2
 Bytes = NDArray[np.uint8]
 
 HUGE_PAGE = 2 << 20
+SLAB = 32 << 20
+LINE = 64
+
+
+class _Slabs:
+    """Memory on huge pages, handed out of large pieces. A piece goes when all that lies in it has gone."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._rest = np.empty(0, np.uint8)
+
+    def take(self, size: int) -> Bytes:
+        whole = -(-size // LINE) * LINE
+        with self._lock:
+            if whole > len(self._rest):
+                length = max(SLAB, -(-whole // HUGE_PAGE) * HUGE_PAGE)
+                slab = mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # shared memory has small pages
+                if hasattr(mmap, "MADV_HUGEPAGE"):
+                    with contextlib.suppress(OSError):  # a system without huge pages: slower, no less right
+                        slab.madvise(mmap.MADV_HUGEPAGE)
+                self._rest = np.frombuffer(slab, np.uint8)
+            taken, self._rest = self._rest[:size], self._rest[whole:]
+        return taken
+
+
+_SLABS = _Slabs()
 
 
 def fresh(size: int) -> Bytes:
-    """`size` bytes that begin on a huge page's boundary: weights are read in long runs, and small pages slow that down."""
-    whole = np.empty(size + HUGE_PAGE, np.uint8)
-    return whole[-whole.ctypes.data % HUGE_PAGE :][:size]
+    """`size` bytes that begin on a cache line, on huge pages: weights are read in long runs, and small pages slow that down."""
+    return _SLABS.take(size)
 
 
 def pack_q4_1(blocks: Bytes) -> Bytes:

@@ -27,5 +27,10 @@ def test_shapes_that_lanes_cannot_hold_are_refused(kind: str) -> None:
         pack(stored)  # type: ignore[operator]
 
 
-def test_weights_begin_on_a_huge_page() -> None:
-    assert packing.fresh(100).ctypes.data % packing.HUGE_PAGE == 0 and packing.fresh(100).nbytes == 100
+def test_weights_lie_beside_each_other_and_none_in_another() -> None:
+    parts = [packing.fresh(size) for size in (100, 1, packing.SLAB - 64, 640, packing.SLAB + 1, 64)]
+    for value, part in enumerate(parts):
+        assert part.ctypes.data % packing.LINE == 0
+        part[[0, -1]] = value + 1
+    assert [(part[0], part[-1]) for part in parts] == [(value + 1, value + 1) for value in range(len(parts))]
+    assert parts[1].ctypes.data - parts[0].ctypes.data == 2 * packing.LINE

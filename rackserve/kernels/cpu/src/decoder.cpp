@@ -164,8 +164,8 @@ void Decoder::activate(int row, const Matrix& down) {
         const F32 x = load<F32>(gate + at), up = load<F32>(gate + m_.ffn + at);
         // e^-|x| stays in reach of exp on both sides of zero.
         const F32 small = exp((F32)((U32)x | 0x80000000u));
-        const F32 one = splat(1.0f), share = x > 0.0f ? one / (one + small) : small / (one + small);
-        store(active + at, x * share * up);
+        const F32 one = splat(1.0f), top = x > 0.0f ? one : small;
+        store(active + at, x * (top / (one + small)) * up);
     }
     quantise_row(active, row, rows_, down);
 }
