@@ -28,20 +28,25 @@ class Quoting:
 
     def __init__(self, spellings: Mapping[str, bool]) -> None:
         self._all = _any_of(spellings)
-        self._starts = {text[:4] for text in spellings if text}  # few, and found many times faster than what they begin
+        self._starts = {text[:4] for text in spellings if text}  # few, however many tokens there are
         self._special = _any_of([text for text, special in spellings.items() if special])
 
     def mark(self, value: Any, sign: str, *, answer: bool = False) -> Any:
         """`value`, strings in it with `sign` around each token. Of an `answer`, which models write, special tokens only."""
         pattern = self._special if answer else self._all
-        return value if pattern is None else _mapped(value, lambda text: pattern.sub(rf"{sign}\g<0>{sign}", text))
+        if pattern is None:
+            return value
+        marked = rf"{sign}\g<0>{sign}"
+        return _mapped(value, lambda text: pattern.sub(marked, text) if self._may_spell(text) else text)
 
     def spelt(self, value: Any) -> bool:
         """Whether a token is spelt anywhere in `value`."""
         pattern = self._all
-        if pattern is None:
-            return False
-        return any(any(start in text for start in self._starts) and pattern.search(text) for text in _texts(value))
+        return pattern is not None and any(self._may_spell(text) and pattern.search(text) for text in _texts(value))
+
+    def _may_spell(self, text: str) -> bool:
+        """Far quicker than looking for the tokens themselves, and mostly false."""
+        return any(start in text for start in self._starts)
 
     def followed(self, prompt: tuple[Piece, ...], begun: str) -> tuple[Piece, ...]:
         """A `prompt`, and behind it the beginning of an answer, which a client sent."""
