@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -101,15 +102,28 @@ def shared_memory() -> frozenset[str]:
     return frozenset(os.listdir(SHARED))
 
 
-def left_behind(before: frozenset[str]) -> set[str]:
-    """Names that have come there since and that no running process uses: what others make meanwhile, they use."""
-    fresh = shared_memory() - before
-    for process in Path("/proc").glob("[0-9]*") if fresh else ():
+_pids: set[str] = set()
+_held: set[str] = set()
+"""Processes of our commands, and the names there that they have been seen to use."""
+
+
+def note(session: int) -> None:
+    """Remember what the processes of a session use of that folder, so that it is missed when they are gone."""
+    for pid in members(session):
+        _pids.add(str(pid))
         with suppress(OSError):  # it ended meanwhile
-            used = process.joinpath("maps").read_text(errors="replace").split()
-            used += [os.readlink(link) for link in process.joinpath("fd").iterdir()]
-            fresh = fresh.difference(path.removeprefix(f"{SHARED}/") for path in used)
-    return set(fresh & shared_memory())
+            used = Path(f"/proc/{pid}/maps").read_text(errors="replace").split()
+            used += [os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir()]
+            _held.update(path.removeprefix(f"{SHARED}/") for path in used if path.startswith(f"{SHARED}/"))
+
+
+def left_behind(before: frozenset[str]) -> set[str]:
+    """Names that have come there since and are of our commands: they have our name or a process's, or were in use by one.
+
+    Whatever else runs on this machine makes files there, too.
+    """
+    fresh = shared_memory() - before
+    return {name for name in fresh if name in _held or "rackserve" in name or _pids & set(re.findall(r"\d+", name))}
 
 
 @dataclass(slots=True)
@@ -136,9 +150,12 @@ class Command:
             assert found or self.process.poll() is None, f"it ended before it said {text!r}:\n{self.errors}"
             return found[0].strip() if found else ""
 
-        return poll(look, limit_s, f"output {text!r}")
+        found = poll(look, limit_s, f"output {text!r}")
+        note(self.process.pid)
+        return found
 
     def signal(self, number: signal.Signals) -> None:
+        note(self.process.pid)
         self.process.send_signal(number)
 
     def ends(self, limit_s: float) -> int:

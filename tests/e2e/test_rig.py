@@ -3,24 +3,34 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
-from tests.e2e.rig import SHARED, left_behind, shared_memory
+from tests.e2e.rig import SHARED, left_behind, note, shared_memory
 
 HOLD = "import sys; file = open(sys.argv[1], 'w'); print(flush=True); sys.stdin.read()"
 
 
-def test_what_another_process_uses_is_not_left_behind_and_what_nobody_uses_is() -> None:
-    before, name = shared_memory(), f"rackserve-test-{os.getpid()}"
-    with subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(SHARED / name)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as holder:
+@contextmanager
+def holder(path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process in a session of its own that has made a file, and does not take it away."""
+    command = [sys.executable, "-c", HOLD, str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True) as running:
         try:
-            assert holder.stdout is not None and holder.stdin is not None
-            holder.stdout.readline()
-            assert name in shared_memory() and name not in left_behind(before)
-            holder.stdin.close()
-            holder.wait(10)
-            assert name in left_behind(before)
+            assert running.stdout is not None and running.stdin is not None
+            running.stdout.readline()
+            yield running
         finally:
-            (SHARED / name).unlink()
-    assert name not in left_behind(before)
+            running.kill()
+            path.unlink()
+
+
+def test_what_a_command_used_and_left_is_its_own_and_what_others_make_is_not() -> None:
+    before = shared_memory()
+    with holder(SHARED / f"ours-{os.urandom(4).hex()}") as ours, holder(SHARED / f"other-{os.urandom(4).hex()}"):
+        note(ours.pid)
+        ours.kill()
+        ours.wait()
+        assert [name.split("-")[0] for name in left_behind(before)] == ["ours"]
+    assert not left_behind(before)
