@@ -36,7 +36,7 @@ DRAM = 1 << 30
 class Case(msgspec.Struct, frozen=True):
     """Something to measure. `batch` 0: a prompt of `context` tokens; else `steps` tokens of so many sequences.
 
-    `least`: what ratio to the best peer is wanted, or 0; `every`: measured in every so manieth round.
+    `least`: what ratio to the best peer is wanted, or 0; `every`: measured in the first of so many rounds.
     """
 
     context: int
@@ -155,7 +155,7 @@ def _rounds(running: dict[str, EngineProcess], results: dict[str, Measured], opt
     for turn in range(rounds + 1):
         begun = monotonic()
         for case in cases:
-            if turn % case.every:
+            if turn % case.every != 1 % case.every:
                 continue
             first = turn % len(names)
             for name in names[first:] + names[:first]:

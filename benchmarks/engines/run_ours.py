@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import mmap
+import os
 import sys
 from array import array
 from time import perf_counter
@@ -39,7 +40,8 @@ class Ours:
         self._tables |= {FIRST + at: range(start + at * each, start + (at + 1) * each) for at in range(MANY)}
         blocks = start + MANY * each
         arena = memoryview(mmap.mmap(-1, blocks * layout.block_bytes))
-        self._runner = LlamaRunner(files, arena, blocks, BLOCK, kernels=kernels)
+        cores = tuple(sorted(os.sched_getaffinity(0))) if threads > 1 else ()  # as a rank with cores of its own
+        self._runner = LlamaRunner(files, arena, blocks, BLOCK, kernels=kernels, threads=threads, cores=cores)
         weights = load_native(files.path, files.llama)
         layers = [part for layer in weights.layers for part in (layer.qkv, layer.output, layer.gate_up, layer.down)]
         read = sum(part.data.nbytes for part in (*layers, weights.head))
