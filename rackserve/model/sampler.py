@@ -67,17 +67,48 @@ def _filtered(logits: Tensor, sampling: SamplingParams) -> _Kept:
     if sampling.min_p > 0.0:
         ids = (scaled.exp() >= min(sampling.min_p, 1.0)).nonzero().flatten()  # the likeliest has weight 1
         scaled = scaled[ids]
-    if 0 < sampling.top_k < len(scaled) or sampling.top_p < 1.0:
-        scaled, order = scaled.sort(descending=True, stable=True)
-        if sampling.top_k > 0:
-            scaled, order = scaled[: sampling.top_k], order[: sampling.top_k]
-        ids = order if ids is None else ids[order]
+    if 0 < sampling.top_k < len(scaled):
+        scaled, order = (found[: sampling.top_k] for found in _likeliest(scaled, sampling.top_k))
+        need = scaled.exp().sum() * sampling.top_p
+    elif sampling.top_p < 1.0:
+        need = scaled.exp().sum() * sampling.top_p
+        scaled, order = _likeliest_share(scaled, need)
+    else:
+        weights = scaled.exp()
+        return _Kept(weights, weights.cumsum(0), ids)
+    ids = order if ids is None else ids[order]
     weights = scaled.exp()
     shares = weights.cumsum(0)
-    if sampling.top_p < 1.0:
-        kept = int(torch.searchsorted(shares, shares[-1] * sampling.top_p)) + 1
-        weights, shares = weights[:kept], shares[:kept]
-    return _Kept(weights, shares, ids if ids is None else ids[: len(weights)])
+    kept = len(weights) if sampling.top_p >= 1.0 else int(torch.searchsorted(shares, need)) + 1
+    return _Kept(weights[:kept], shares[:kept], ids[:kept])
+
+
+FIRST_SHARE = 256
+"""Tokens among which the fewest that make up a share are looked for first."""
+
+
+def _likeliest_share(scaled: Tensor, need: Tensor) -> tuple[Tensor, Tensor]:
+    """Enough of the likeliest that their weights come to `need`, as `_likeliest` gives them; all if rounding leaves none."""
+    count = FIRST_SHARE
+    while True:
+        values, order = _likeliest(scaled, count)
+        if len(values) == len(scaled) or bool(values.exp().sum() > need):
+            return values, order
+        count *= 8
+
+
+def _likeliest(scaled: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """At least the `count` largest of `scaled` [n] and where they are, largest first and the first among equals first.
+
+    A partial pass and a sort of what it leaves: to sort a whole vocabulary takes longer than a small model's step.
+    """
+    if 4 * count >= len(scaled):
+        values, order = scaled.sort(descending=True, stable=True)
+        return values, order
+    least = scaled.topk(count, sorted=False).values.min()
+    among = (scaled >= least).nonzero().flatten()
+    values, order = scaled[among].sort(descending=True, stable=True)
+    return values, among[order]
 
 
 def token_logprobs(logits: Tensor, token: int, num_top: int) -> TokenLogprobs:

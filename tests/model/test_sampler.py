@@ -5,6 +5,8 @@ from collections import Counter
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from rackserve.base.errors import InvariantError
@@ -125,3 +127,35 @@ def test_a_prompt_is_scored_in_slices_with_the_values_of_single_rows(number: int
 def test_a_prompt_with_logits_that_are_not_finite_is_not_scored() -> None:
     with pytest.raises(InvariantError, match="not finite"):
         score([1], 0, lambda first, end: torch.full((1, 3), math.nan))
+
+
+@pytest.mark.parametrize("size", [5, 1_030, 5_000])
+@pytest.mark.parametrize("levels", [1, 7, 10_000])
+@settings(derandomize=True, max_examples=15, deadline=None)
+@given(
+    top_k=st.sampled_from([0, 1, 3, 40, 300, 4_999]),
+    top_p=st.sampled_from([0.0, 0.3, 0.5, 0.95, 0.999_999, 1.0]),
+    min_p=st.sampled_from([0.0, 0.001, 0.3]),
+    temperature=st.sampled_from([0.01, 1.0, 30.0]),
+)
+def test_filters_keep_what_a_sort_of_all_tokens_would(
+    size: int, levels: int, top_k: int, top_p: float, min_p: float, temperature: float
+) -> None:
+    rng = torch.Generator().manual_seed(size + levels)
+    logits = torch.randint(levels, (size,), generator=rng).float() / levels * 12  # many equals where levels are few
+    sampling = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    scaled = (logits.double() - logits.max()) / temperature
+    values, order = scaled.sort(descending=True, stable=True)
+    keep = (values.exp() >= min_p) & (values.exp() > 0)
+    values, order = values[keep], order[keep]
+    if top_k:
+        values, order = values[:top_k], order[:top_k]
+    shares = values.exp().cumsum(0)
+    short = shares < shares[-1] * top_p * (1 - 1e-12)
+    fewest = int(short.sum()) + 1 if top_p < 1 else len(values)
+    found = probabilities(logits, sampling)
+    kept = int((found > 0).sum())
+    assert abs(kept - fewest) <= 1  # a share that is met to the last bit may count either way
+    assert set(found.nonzero().flatten().tolist()) <= set(order[: fewest + 1].tolist())
+    wanted = values[:kept].exp() / values[:kept].exp().sum()
+    assert torch.allclose(found[order[:kept]], wanted, rtol=1e-9)
