@@ -11,6 +11,7 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -94,6 +95,9 @@ def _run_one(suite: Suite, racks: Racks) -> Outcome:
             return Outcome(suite.name, version, cases, time.monotonic() - begun)
         except SuiteError as error:
             return Outcome(suite.name, version, (), time.monotonic() - begun, error=str(error))
+        except Exception as error:  # of the suite's own: the others still have their turn
+            wrong = "".join(traceback.format_exception(error)[-2:])
+            return Outcome(suite.name, version, (), time.monotonic() - begun, error=wrong)
 
 
 def _prepare(suite: Suite, console: Console) -> None:
