@@ -114,7 +114,7 @@ def servers(options: Options) -> list[Server]:
         env = {"LD_PRELOAD": str(library)} if library.exists() else {}
         env |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": f"0-{int(cores) - 1}", "OMP_NUM_THREADS": cores}
         module = ("-m", "vllm.entrypoints.cli.main", "serve", model, "--port", "{port}", "--host", "127.0.0.1")
-        size = ("--dtype", "float32", "--max-model-len", str(CONTEXT), "--max-num-seqs", "32")
+        size = ("--dtype", "float32", "--max-model-len", str(CONTEXT), "--max-num-seqs", "32", "--enable-prompt-tokens-details")
         found.append(Server("vLLM float32", (options.vllm, *module, *size), env))
     return found
 
