@@ -84,7 +84,7 @@ class _Reference:
     """The model's file, multiplied out in float64 without any of the engine's code."""
 
     def __init__(self, files: ModelFiles) -> None:
-        self._tensors = load_file(files.path / "model.safetensors")
+        self._tensors = {name: stored.double() for name, stored in load_file(files.path / "model.safetensors").items()}
         self._config = files.llama
         self._tokenizer = Tokenizer.from_folder(files.path)
         self._known: dict[tuple[str, str], tuple[float, bool, int]] = {}
