@@ -14,7 +14,7 @@ READY := .venv/.ready
 RUN := .venv/bin/python
 DEMO := $(RUN) -m rackserve demo --model $(MODEL) $(if $(PARALLEL),--parallel $(PARALLEL))
 
-.PHONY: demo test lint verify exact swarm bench conformance clean
+.PHONY: demo test lint verify exact swarm bench conformance sanitize clean
 
 demo: $(READY)
 	$(DEMO)
@@ -43,6 +43,14 @@ bench: $(READY)
 # make conformance SUITE="codex pi"; ON_DEMAND=1 adds what takes long.
 conformance: $(READY)
 	$(RUN) -m conformance $(if $(ON_DEMAND),--on-demand) $(SUITE)
+
+# The native kernels' tests with kernels that stop at any access out of bounds and at undefined behaviour.
+sanitize: export RACKSERVE_KERNELS_BUILT := build/sanitized
+sanitize: export ASAN_OPTIONS := detect_leaks=0
+sanitize: $(READY)
+	$(RUN) -m rackserve.kernels.cpu.build --sanitize
+	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so) $$(g++ -print-file-name=libstdc++.so)" \
+	  $(RUN) -m pytest tests/kernels
 
 # Leaves recordings (runs/) and the converted model (~/.cache/rackserve) alone.
 clean:

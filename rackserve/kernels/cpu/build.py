@@ -13,7 +13,8 @@ import sys
 from pathlib import Path
 
 SOURCES = Path(__file__).parent / "src"
-BUILT = Path(__file__).parent / "built"
+BUILT = Path(os.environ.get("RACKSERVE_KERNELS_BUILT") or Path(__file__).parent / "built")
+"""Where built kernels are looked for; the environment variable is for tests of others than those that were installed."""
 
 COMMON = (
     "-std=c++20",
@@ -32,6 +33,9 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "portable": ("-O2",),
 }
 """Instruction sets, best first, and what makes a compiler use them."""
+
+SANITIZE = ("-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
+"""What makes kernels look for their own errors; the process that loads them must have loaded libasan first."""
 
 SECONDS = 300
 
@@ -71,13 +75,13 @@ def build(folder: Path = BUILT, names: list[str] | None = None, extra: tuple[str
     return told
 
 
-def main() -> int:
-    """Build and say what was built."""
-    told = build()
+def main(arguments: list[str]) -> int:
+    """Build and say what was built. `--sanitize`: kernels that stop at reads and writes out of bounds (see make sanitize)."""
+    told = build(extra=SANITIZE if arguments == ["--sanitize"] else ())
     for name, problem in told.items():
         print(f"kernels {name}: {problem or 'built'}")
     return 0 if "" in told.values() else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -93,10 +93,10 @@ OTHER = list(range(NUM_BLOCKS // 2, NUM_BLOCKS))
 class Running:
     """A decoder over an arena full of rubbish."""
 
-    def __init__(self, name: str, threads: int = 1, max_rows: int = 600) -> None:
-        self.arena = np.full(NUM_BLOCKS * BLOCK_BYTES, 0xFF, np.uint8)  # bf16 NaN
+    def __init__(self, name: str, threads: int = 1, max_rows: int = 600, wide: int = 2) -> None:
+        self.arena = np.full(NUM_BLOCKS * BLOCK_BYTES * wide // 2, 0xFF, np.uint8)  # NaN
         self.decoder = Decoder(
-            load(name), SMALL.weights, memoryview(self.arena), wide=2, block_tokens=BLOCK, max_rows=max_rows, threads=threads
+            load(name), SMALL.weights, memoryview(self.arena), wide=wide, block_tokens=BLOCK, max_rows=max_rows, threads=threads
         )
 
     def compute(self, first: int, end: int, beside: int = 0) -> Floats:
@@ -145,6 +145,31 @@ def test_decoding_goes_on_where_a_prompt_ended_and_a_batch_is_its_sequences(name
     running.compute(0, 250)
     for position in range(250, 262):  # over the end of a part of the softmax and of blocks
         assert np.array_equal(running.compute(position, position + 1, beside=position % 3)[0], whole[position])
+
+
+@ALL
+def test_kv_in_float32_is_computed_as_in_float64_whatever_the_chunks(name: str) -> None:
+    whole = Running(name, wide=4).compute(0, 130)
+    wanted = SMALL.reference(TOKENS[:130])
+    assert np.abs(whole - wanted).max() < 0.05 * np.abs(wanted).max()  # the reference rounds KV to bf16
+    running = Running(name, threads=2, wide=4)
+    for first, end in pairwise([0, 63, 64, 65, 81, 82, 130]):
+        assert np.array_equal(running.compute(first, end), whole[first:end])
+
+
+@ALL
+def test_a_step_tells_where_its_time_went_only_when_asked(name: str) -> None:
+    running = Running(name)
+    running.compute(0, 20)
+    assert set(running.decoder.times().values()) == {0.0}
+    running.decoder.time(True)
+    running.compute(20, 60)
+    times = running.decoder.times()
+    assert {"qkv", "attend", "head", "wait"} < set(times) and all(seconds >= 0 for seconds in times.values())
+    assert times["qkv"] > 0 and times["attend"] > 0 and times["head"] > 0
+    running.decoder.time(False)
+    running.compute(60, 80)
+    assert set(running.decoder.times().values()) == {0.0}
 
 
 def test_shapes_the_kernels_do_not_know_are_refused() -> None:

@@ -8,7 +8,7 @@ from rackserve.kernels.cpu import library
 from rackserve.kernels.cpu.library import NEEDED, Floats, features
 from tests.kernels.cpu.variants import ALL, KINDS, load
 
-SHAPES = [(16, 32, 1), (48, 96, 3), (32, 576, 7), (64, 64, 8), (16, 128, 13), (16, 32, 33)]
+SHAPES = [(16, 32, 1), (48, 96, 3), (32, 576, 7), (64, 64, 8), (16, 128, 12), (16, 128, 13), (80, 64, 24), (16, 32, 33)]
 
 
 def rounded(rows: Floats) -> np.ndarray:
@@ -46,8 +46,17 @@ def test_a_row_has_the_same_bits_alone_and_beside_others(name: str, kind: str) -
     stored, _ = make(rng, 48, 160)
     packed, rows = pack(stored), rng.standard_normal((19, 160)).astype(np.float32)  # type: ignore[operator]
     whole = load(name).product(packed, code, rows)
-    for first, end in [(0, 1), (0, 8), (3, 10), (7, 19), (18, 19), (1, 5)]:
+    for first, end in [(0, 1), (0, 8), (3, 10), (7, 19), (18, 19), (1, 5), (2, 13), (0, 12), (0, 13)]:
         assert np.array_equal(load(name).product(packed, code, rows[first:end]), whole[first:end])
+
+
+@ALL
+@pytest.mark.parametrize("rows", [1, 14])
+def test_numbers_too_small_to_count_give_zeros(name: str, rows: int) -> None:
+    make, pack, code = KINDS["q4_1"]
+    stored, _ = make(np.random.default_rng(4), 16, 64)
+    tiny = np.full((rows, 64), 1e-38, np.float32)
+    assert not load(name).product(pack(stored), code, tiny).any()  # type: ignore[operator]
 
 
 def test_the_best_variant_that_can_run_is_found_and_another_can_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
