@@ -22,7 +22,11 @@ DIFFERENCES = {
 UP_TO_THE_MODEL = {"tool-calling", "chat-tool-calling", "anth-tool-calling"}
 """Offer a tool and want a call; a model this small calls when it likes. The clients' tests make it call."""
 
-ENDLESS = ["expected status='completed', got 'incomplete'"]
+ENDLESS = {
+    "expected status='completed', got 'incomplete'",
+    "finish_reason: expected 'stop', got 'length'",
+    "stop_reason: expected 'end_turn', got 'max_tokens'",
+}
 """All that is wrong with an answer that was drawn at random and met the end of the context: a model this small may not stop."""
 
 
@@ -37,5 +41,5 @@ def test_only_what_is_named_differs_from_the_specification(dialect: str, url: st
     told = json.loads(done.stdout)
     results = told["results"]
     assert len(results) >= 9
-    failed = {result["id"] for result in results if result["status"] == "failed" and result["errors"] != ENDLESS}
+    failed = {result["id"] for result in results if result["status"] == "failed" and not set(result["errors"]) <= ENDLESS}
     assert failed - UP_TO_THE_MODEL == set(DIFFERENCES[dialect]), [result for result in results if result["status"] == "failed"]
