@@ -85,6 +85,11 @@ GROUPS: dict[str, dict[str, Command]] = {
         "cost-model": Command(
             "what one step takes on hardware you do not own, term by term", "cost_model:add_arguments", "cost_model:cost_model"
         ),
+        "profile": Command(
+            "where the time of this machine's own steps goes, stage by stage",
+            "profile_command:add_arguments",
+            "profile_command:profile",
+        ),
         "calibrate": Command(
             "fit step costs to recorded runs, with the error on unseen steps",
             "calibrate:add_arguments",

@@ -139,3 +139,11 @@ class NativeLlama:
     def logits(self, hidden: Tensor, wanted: Tensor) -> Tensor:
         """Logits float32 [len(wanted), vocab] of rows `wanted` of the last `forward`, which returned `hidden`."""
         return torch.from_numpy(self._decoder.logits(wanted.to(torch.int32).numpy()))
+
+    def time_stages(self, on: bool) -> None:
+        """Begin to count where steps spend their time, from zero on; or end it. A step longer than any before ends it too."""
+        self._decoder.time(on)
+
+    def stage_times(self) -> dict[str, float]:
+        """CPU seconds of the calling thread by stage of the step."""
+        return self._decoder.times()

@@ -121,6 +121,15 @@ class LlamaRunner:
         """How matrix products are computed here, so that rows do not depend on each other."""
         return self._llama.products
 
+    def time_stages(self, on: bool) -> None:
+        """Begin to count where native steps spend their time, from zero on; or end it. Nothing with torch."""
+        if isinstance(self._llama, NativeLlama):
+            self._llama.time_stages(on)
+
+    def stage_times(self) -> dict[str, float]:
+        """CPU seconds of the calling thread by stage of native steps; empty with torch."""
+        return self._llama.stage_times() if isinstance(self._llama, NativeLlama) else {}
+
     def run(self, step: Step) -> StepResult:
         """Compute `step`. InvariantError if it names positions, blocks or tokens that cannot be; no state changes then."""
         for number in step.retired:

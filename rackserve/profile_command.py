@@ -1,0 +1,81 @@
+"""`rackserve profile`: where the time of this machine's own steps goes."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from array import array
+
+from rackserve.arguments import at_least
+from rackserve.base.errors import ConfigError
+from rackserve.base.step import Step, StepItem
+
+BLOCK_TOKENS = 16
+AROUND = "around"
+"""The stage of what is no kernel: planning of buffers, sampling, results."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", default="smollm2-135m", help="name or folder of a model of the Llama family")
+    parser.add_argument("--batch", type=at_least(1), default=1, help="sequences decoded together")
+    parser.add_argument("--context", type=at_least(1), default=128, help="tokens of each before the step")
+    parser.add_argument("--prefill", action="store_true", help="steps that compute the context instead of one more token")
+    parser.add_argument("--steps", type=at_least(1), default=10, help="steps that are measured, behind one that is not")
+    parser.add_argument("--threads", type=at_least(1), default=1, help="cores that share a step")
+
+
+def profile(args: argparse.Namespace) -> int:
+    """Print milliseconds of CPU time of the leading thread a step, by stage. ConfigError without native kernels."""
+    from rackserve.model.files import open_model
+    from rackserve.model.layout import kv_layout
+    from rackserve.model.runner import LlamaRunner
+
+    files = open_model(args.model)
+    each = -(-(args.context + args.steps + 1) // BLOCK_TOKENS)
+    blocks, limit = each * args.batch, files.llama.max_positions
+    if args.context + args.steps + 1 > limit:
+        raise ConfigError(f"--context {args.context} and --steps {args.steps}: the model has {limit} positions; take fewer")
+    arena = memoryview(bytearray(blocks * kv_layout(files.llama, BLOCK_TOKENS, "bf16").block_bytes))
+    runner = LlamaRunner(files, arena, blocks, BLOCK_TOKENS, kernels="native", threads=args.threads)
+    prompt = prompt_of(files.llama.vocab_size, args.context)
+    tables = [tuple(range(number * each, (number + 1) * each)) for number in range(args.batch)]
+    for number, table in enumerate(tables):
+        runner.run(Step(0, (StepItem(number, 0, args.context, prompt, table, True),)))
+    runner.time_stages(True)
+    spent = 0.0
+    for number in range(args.steps + 1):
+        if number == 1:
+            spent = 0.0
+            runner.time_stages(True)
+        step = (
+            prefill_step(args.batch, prompt, args.context) if args.prefill else decode_step(args.batch, args.context + number)
+        )
+        begin = time.thread_time()
+        runner.run(step)
+        spent += time.thread_time() - begin
+    tokens = args.batch * (args.context if args.prefill else 1)
+    sys.stdout.write(f"{runner.path}, {args.threads} thread(s), {tokens} tokens a step, context {args.context}\n")
+    sys.stdout.write(as_table(runner.stage_times(), spent, args.steps))
+    return 0
+
+
+def prompt_of(vocab_size: int, count: int) -> bytes:
+    """Ids that repeat late."""
+    return array("i", ((at * 7_919 + 1) % vocab_size for at in range(count))).tobytes()
+
+
+def prefill_step(batch: int, prompt: bytes, context: int) -> Step:
+    return Step(0, tuple(StepItem(number, 0, context, prompt, (), True) for number in range(batch)))
+
+
+def decode_step(batch: int, position: int) -> Step:
+    return Step(0, tuple(StepItem(number, position, 1, b"", (), True) for number in range(batch)))
+
+
+def as_table(stages: dict[str, float], spent: float, steps: int) -> str:
+    """A line a stage. stages: seconds of each; spent: of all of it, over `steps` steps."""
+    rows = {**stages, AROUND: max(0.0, spent - sum(stages.values()))}
+    whole = sum(rows.values()) or 1.0
+    lines = [f"{name:<10}{seconds / steps * 1e3:>10.3f} ms{seconds / whole:>8.1%}" for name, seconds in rows.items()]
+    return "\n".join([*lines, f"{'step':<10}{whole / steps * 1e3:>10.3f} ms", ""])
