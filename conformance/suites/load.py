@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -100,8 +100,16 @@ def run_agentx(site: Site) -> list[Case]:
         result = json.loads(done.stdout)
     except ValueError:
         raise SuiteError(f"{script.name}: {done.stderr[-500:]}") from None
-    rows = {each["what"]: each["values"] for each in result["figures"]}
-    return [Case(each["text"], "passed" if each["holds"] else "failed", str(rows)) for each in result["claims"]]
+    medians = {each["what"]: statistics.median(each["values"]) for each in result["figures"]}
+    return [
+        Case(each["text"], "passed" if each["holds"] else "failed", _figures(each["text"], medians))
+        for each in result["claims"]
+    ]
+
+
+def _figures(claim: str, medians: Mapping[str, float]) -> str:
+    """Those that a claim is about: their names begin with words of it."""
+    return "; ".join(f"{what} {value:.4g}" for what, value in medians.items() if what.split(" p")[0].split(",")[0] in claim)
 
 
 SUITES = (
