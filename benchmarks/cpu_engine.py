@@ -136,7 +136,7 @@ def measure(threads: int, options: Options, folder: Path, missing: list[str]) ->
             running[entrant.name] = engine
             results[entrant.name] = Measured(entrant.name, threads, engine.about, engine.load_s)
             say(f"{entrant.name}, {threads} threads: ready after {engine.load_s:.1f} s")
-        _rounds(running, results, options)
+        _rounds(running, results, options, missing)
         text = _text(64 if options.quick else SCORED)
         for name, engine in running.items():
             nats = None if name in SLOW else engine.ask(op="score", ids=text)
@@ -148,8 +148,8 @@ def measure(threads: int, options: Options, folder: Path, missing: list[str]) ->
     return list(results.values())
 
 
-def _rounds(running: dict[str, EngineProcess], results: dict[str, Measured], options: Options) -> None:
-    """The first round warms up."""
+def _rounds(running: dict[str, EngineProcess], results: dict[str, Measured], options: Options, missing: list[str]) -> None:
+    """The first round warms up. An engine that ends goes from `running` and `results`."""
     cases, rounds = (QUICK_CASES, 1) if options.quick else (CASES, ROUNDS)
     names = list(running)
     for turn in range(rounds + 1):
@@ -161,7 +161,15 @@ def _rounds(running: dict[str, EngineProcess], results: dict[str, Measured], opt
             for name in names[first:] + names[:first]:
                 if name in SLOW and (turn != 1 or case not in SLOW_CASES):
                     continue
-                value = case.rate(running[name], turn)
+                if name not in running:
+                    continue
+                try:
+                    value = case.rate(running[name], turn)
+                except (OSError, RuntimeError) as error:
+                    running.pop(name).close()
+                    missing.append(f"{name} with {results.pop(name).threads} threads: not measured ({error})")
+                    say(missing[-1])
+                    continue
                 if turn:
                     results[name].rates.setdefault(case, []).append(value)
         say(f"round {turn} of {rounds}: {monotonic() - begun:.0f} s")

@@ -206,15 +206,23 @@ def start(options: Options, folder: Path, stack: ExitStack, missing: list[str]) 
     return running
 
 
-def measure(running: dict[str, Running], options: Options) -> dict[str, list[Summary]]:
-    """Servers in turns; each run has prompts of its own."""
+def measure(running: dict[str, Running], options: Options, missing: list[str]) -> dict[str, list[Summary]]:
+    """Servers in turns; each run has prompts of its own. A server whose run fails is left out."""
     words = SHORT if options.quick else STEADY
     runs: dict[str, list[Summary]] = {name: [] for name in running}
     rounds = 1 if options.quick else ROUNDS
     for turn in range(rounds):
         names = list(running)
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
-            summary = running[name].bench(f"r{turn}", options.seed + turn, *words)
+            if name not in runs:
+                continue
+            try:
+                summary = running[name].bench(f"r{turn}", options.seed + turn, *words)
+            except (OSError, RuntimeError, msgspec.DecodeError, subprocess.TimeoutExpired) as error:
+                del runs[name]
+                missing.append(f"{name}: not measured ({error})")
+                say(missing[-1])
+                continue
             runs[name].append(summary)
             say(f"{name}, round {turn}: {summary.num_done} done, {summary.num_failed} failed, {summary.duration_s:.0f} s")
     return runs
@@ -256,7 +264,7 @@ def run(options: Options) -> Result:
     missing: list[str] = []
     with TemporaryDirectory() as name, ExitStack() as stack:
         running = start(options, Path(name), stack, missing)
-        runs = measure(running, options)
+        runs = measure(running, options, missing)
         ready = "; ".join(f"{name} {found.ready_s:.1f} s" for name, found in running.items())
     figures, claims = compare(runs)
     bad = [f"{name}: {', '.join(run.invalid_reasons)}" for name, found in runs.items() for run in found if not run.valid]
