@@ -153,17 +153,19 @@ class LlamaRunner:
         sampled = [at for at, item in enumerate(items) if item.sample]
         wanted = ends[torch.tensor(sampled, dtype=torch.int64)]
         hidden = self._llama.forward(torch.tensor(tokens, dtype=torch.int64), spans)
-        rows = dict(zip(sampled, self._llama.logits(hidden, wanted), strict=True))
-        results = [self._result(item, rows.get(at)) for at, item in enumerate(items)]
+        logits = self._llama.logits(hidden, wanted)
+        finite = logits.sum(-1).isfinite().tolist()  # one number that is none makes its row's sum none
+        rows = dict(zip(sampled, zip(logits, finite, strict=True), strict=True))
+        results = [self._result(item, *rows.get(at, (None, True))) for at, item in enumerate(items)]
         for at, item in enumerate(items):
             if item.scored:
                 results[at] = structs.replace(results[at], prompt_logprobs=self._scores(item, hidden, int(ends[at])))
         return results
 
-    def _result(self, item: StepItem, logits: Tensor | None) -> ItemResult:
+    def _result(self, item: StepItem, logits: Tensor | None, finite: bool) -> ItemResult:
         if logits is None:
             return ItemResult(item.sequence, ())
-        if not bool(logits.isfinite().all()):
+        if not finite:
             raise InvariantError(f"sequence {item.sequence}: logits are not finite; a block was read before its KV was written")
         state = self._sampling.of(item)
         tokens = verify(logits[None], [], None, item.sampling, item.output_index, state)
