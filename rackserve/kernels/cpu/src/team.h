@@ -15,7 +15,7 @@
 
 namespace rackserve {
 
-constexpr int SPINS = 2000;  // some ten microseconds
+constexpr int SPINS = 2000;  // about a hundred microseconds
 
 // Returns once `value` is no longer `old`.
 template <class T> inline void await_change(std::atomic<T>& value, T old) {
