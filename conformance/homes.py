@@ -20,7 +20,7 @@ STAMP = ".complete"
 def home_of(suite: str, pins: Pins) -> Path:
     """Where they are, or will be: other pins, another folder."""
     digest = hashlib.sha256(json.dumps([pins.packager, pins.packages, sys.version_info[:2]]).encode()).hexdigest()[:8]
-    return BUILD / f"{suite.replace(' ', '-')}-{digest}"
+    return BUILD / f"{suite}-{digest}"
 
 
 def install(suite: str, pins: Pins) -> Path:

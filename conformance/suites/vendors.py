@@ -43,10 +43,10 @@ NODE = Pins("npm", ("openai@7.59.0", "@anthropic-ai/sdk@1.14.0"), "openai")
 
 SUITES = (
     Suite(
-        "default tests",
+        "default-tests",
         "openai and anthropic in Python, and what else tests/conformance has",
         run_default_tests,
         deadline_s=600.0,
     ),
-    Suite("node clients", "openai and @anthropic-ai/sdk for Node", run_node, NODE, 240.0),
+    Suite("node-clients", "openai and @anthropic-ai/sdk for Node", run_node, NODE, 240.0),
 )
