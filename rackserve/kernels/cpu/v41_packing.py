@@ -19,6 +19,9 @@ NAN = 0x7F
 LARGEST = 127 + 7
 """Exponent byte of the largest scale that is a float when multiplied by 2^120."""
 
+MAX_SUBNORMAL = 2.0**-11
+"""Share of e4m3 codes below the smallest normal one up to which they are read from codes: each takes some 150 cycles."""
+
 
 @dataclass(frozen=True, slots=True)
 class Packed:
@@ -36,8 +39,13 @@ class Packed:
 
 
 def pack_fp8(codes: Bytes, exponents: Bytes) -> Packed | None:
-    """e4m3 codes [outputs, inputs] and exponent bytes [outputs / 32, inputs / 32]; None if not all are plain numbers."""
-    if exponents.max() > LARGEST or bool(((codes & NAN) == NAN).any()):
+    """e4m3 codes [outputs, inputs] and exponent bytes [outputs / 32, inputs / 32].
+
+    None if not all are plain numbers, or more than MAX_SUBNORMAL are subnormal.
+    """
+    sizes = codes & NAN
+    subnormal = np.count_nonzero((sizes < 8) & (sizes > 0))
+    if exponents.max() > LARGEST or bool((sizes == NAN).any()) or subnormal > MAX_SUBNORMAL * codes.size:
         return None
     tiles, groups = codes.shape[0] // LANES, codes.shape[1] // GROUP
     lanes = codes.reshape(tiles, LANES, groups, 8, 4).transpose(0, 2, 3, 1, 4)
@@ -56,12 +64,12 @@ def pack_fp4(pairs: Bytes, exponents: Bytes) -> Packed | None:
     return Packed(_laid(lanes), np.ascontiguousarray(scales), F4, outputs, inputs, True)
 
 
-def pack_bf16(bits: NDArray[np.uint16]) -> Packed:
+def pack_bf16(bits: NDArray[np.uint16], *, quantised: bool = False) -> Packed:
     """bf16 numbers as bits, [outputs, inputs]."""
     filled = _filled(bits)
     tiles, groups = filled.shape[0] // LANES, filled.shape[1] // GROUP
     lanes = filled.reshape(tiles, LANES, groups, 16, 2).transpose(0, 2, 3, 1, 4)
-    return Packed(_laid(lanes), np.empty(0, np.uint8), B16, filled.shape[0], filled.shape[1], False)
+    return Packed(_laid(lanes), np.empty(0, np.uint8), B16, filled.shape[0], filled.shape[1], quantised)
 
 
 def pack_float(numbers: Floats, *, quantised: bool = False) -> Packed:

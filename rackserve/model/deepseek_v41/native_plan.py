@@ -47,7 +47,7 @@ def make_plan(config: DeepseekV41Config, weights: Weights, block_tokens: int, *,
 
 
 def packed(matrix: Matrix) -> Packed:
-    """A matrix for the kernels, in the checkpoint's own format where they read it, else in float32; nothing is rounded."""
+    """A matrix for the kernels, in the checkpoint's own format where they read it well, else wider; nothing is rounded."""
     stored = matrix.stored
     weight, scale = stored.weight, stored.scale
     if scale is None:
@@ -56,7 +56,13 @@ def packed(matrix: Matrix) -> Packed:
         )
     codes, exponents = _bytes(weight), _bytes(scale)
     found = (v41_packing.pack_fp4 if weight.dtype == torch.int8 else v41_packing.pack_fp8)(codes, exponents)
-    return found or v41_packing.pack_float(_floats(stored.widen()), quantised=True)
+    if found is not None:
+        return found
+    wide = stored.widen()
+    half = wide.to(torch.bfloat16)
+    if torch.equal(half.float(), wide):
+        return v41_packing.pack_bf16(_bits(half), quantised=True)
+    return v41_packing.pack_float(_floats(wide), quantised=True)
 
 
 def _check(config: DeepseekV41Config) -> None:

@@ -28,11 +28,16 @@ def test_odd_shapes_are_filled_up_with_zeros() -> None:
 
 def test_codes_and_scales_that_are_no_plain_numbers_are_left_to_float32() -> None:
     rng = np.random.default_rng(0)
-    codes, exponents = rng.integers(0, 0x7F, (32, 32), dtype=np.uint8), np.full((1, 1), 127, np.uint8)
+    codes, exponents = rng.integers(8, 0x7F, (32, 32), dtype=np.uint8), np.full((1, 1), 127, np.uint8)
     assert isinstance(v41_packing.pack_fp8(codes, exponents), Packed)
     assert v41_packing.pack_fp8(codes, np.full((1, 1), 135, np.uint8)) is None
     codes[3, 4] = 0xFF
     assert v41_packing.pack_fp8(codes, exponents) is None
+    codes[:] = 0x38
+    codes[0] = 0x03
+    assert v41_packing.pack_fp8(codes, exponents) is None
+    codes[0] = 0x80
+    assert isinstance(v41_packing.pack_fp8(codes, exponents), Packed)
     pairs, scales = rng.integers(0, 256, (32, 16), dtype=np.uint8), np.full((32, 1), 127, np.uint8)
     assert isinstance(v41_packing.pack_fp4(pairs, scales), Packed)
     for bad in (0, 255):

@@ -24,7 +24,10 @@ E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -
 
 
 def fp8(rng: np.random.Generator, outputs: int, inputs: int) -> tuple[Bytes, Bytes, Floats]:
-    codes = rng.integers(0, 0x7F, (outputs, inputs), dtype=np.uint8) | rng.integers(0, 2, (outputs, inputs), np.uint8) << 7
+    codes = rng.integers(8, 0x7F, (outputs, inputs), dtype=np.uint8)
+    codes[rng.random(codes.shape) < 0.1] = 0
+    codes.flat[rng.choice(codes.size, codes.size // 2100)] = 5
+    codes |= rng.integers(0, 2, (outputs, inputs), np.uint8) << 7
     exponents = rng.integers(110, 130, (outputs // 32, inputs // 32), dtype=np.uint8)
     scale = np.exp2(exponents.astype(np.float32) - 127).repeat(32, 0).repeat(32, 1)
     return codes, exponents, E4M3[codes] * scale

@@ -37,12 +37,18 @@ def test_matrices_keep_the_format_they_are_stored_in() -> None:
         assert packed(WEIGHTS.matrix(name)).kind == kind
 
 
-def test_a_scale_that_codes_cannot_be_read_with_makes_floats() -> None:
-    codes = torch.ones(32, 32).to(torch.float8_e4m3fn)
-    scale = torch.full((1, 1), 140, dtype=torch.uint8).view(torch.float8_e8m0fnu)
-    found = packed(Matrix(Packed(codes, scale), "stored"))
-    assert (found.kind, found.quantised) == (v41_packing.FLOAT, True)
-    assert set(found.codes.view("f4").tolist()) == {2.0**13}
+@pytest.mark.parametrize(
+    ("number", "exponent", "kind"),
+    [(1.0, 140, v41_packing.B16), (2.0**-9, 127, v41_packing.B16), (2.0**-9, 0, v41_packing.FLOAT)],
+)
+def test_codes_that_are_not_read_well_are_widened_and_not_rounded(number: float, exponent: int, kind: int) -> None:
+    codes = torch.full((32, 32), number).to(torch.float8_e4m3fn)
+    stored = Packed(codes, torch.full((1, 1), exponent, dtype=torch.uint8).view(torch.float8_e8m0fnu))
+    found = packed(Matrix(stored, "stored"))
+    assert (found.kind, found.quantised) == (kind, True)
+    bits = torch.from_numpy(found.codes)
+    numbers = bits.view(torch.bfloat16).float() if kind == v41_packing.B16 else bits.view(torch.float32)
+    assert torch.equal(numbers.sort().values, stored.widen().flatten().sort().values)
 
 
 @pytest.mark.parametrize(("field", "value"), [("hc_mult", 2), ("vocab_size", 500), ("dspark_markov_rank", 24)])

@@ -6,7 +6,16 @@ namespace rackserve::v41 {
 
 namespace {
 
+#if defined(__AVX512F__)
 constexpr float E2M1[16] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
+constexpr int WIDE[3] = {8, 4, 2};  // tiles whose sums are kept in registers at once: of one row, of 2 to 4, of 6
+constexpr int MOST = 12;            // rows of one pass over unpacked weights
+constexpr int WORDS = 4;            // unrolled
+#else
+constexpr int WIDE[3] = {2, 1, 1};
+constexpr int MOST = 3;
+constexpr int WORDS = 1;
+#endif
 
 constexpr int in_word(int kind) { return kind == F8 ? 4 : kind == F4 ? 8 : kind == B16 ? 2 : 1; }
 constexpr int group_bytes(int kind) { return GROUP / in_word(kind) * LANES * 4; }
@@ -15,9 +24,8 @@ inline F32 e2m1(U32 codes) {
 #if defined(__AVX512F__)
     return (F32)_mm512_permutexvar_ps((__m512i)codes, _mm512_loadu_ps(E2M1));
 #else
-    F32 v;
-    for (int lane = 0; lane < LANES; lane++) v[lane] = E2M1[codes[lane] & 15];
-    return v;
+    const U32 size = codes & 7, normal = (U32)(size >= 2), large = (size + 252) << 22, half = (U32)(size == 1) & 0x3f000000u;
+    return (F32)((normal & large) | (~normal & half) | ((codes & 8) << 28));
 #endif
 }
 
@@ -62,7 +70,7 @@ template <int KIND, int ROWS, int TILES> void direct(const Task& t, int row, int
         F32 scale[TILES];
 #pragma GCC unroll 8
         for (int i = 0; i < TILES; i++) scale[i] = scale_of<KIND>(m, (tile + i) * groups + group);
-#pragma GCC unroll 4
+#pragma GCC unroll WORDS
         for (int word = 0; word < GROUP / NUMBERS; word++, x += NUMBERS)
 #pragma GCC unroll 8
             for (int part = 0; part < NUMBERS; part++)
@@ -85,10 +93,10 @@ template <int KIND, int ROWS, int TILES> void sweep(const Task& t, int row, int 
 
 template <int KIND> void few(const Task& t, int rows, int first, int end) {
     int row = 0;
-    for (; row + 6 <= rows; row += 6) sweep<KIND, 6, 2>(t, row, first, end);
-    if (row + 4 <= rows) sweep<KIND, 4, 4>(t, row, first, end), row += 4;
-    if (row + 2 <= rows) sweep<KIND, 2, 4>(t, row, first, end), row += 2;
-    if (row < rows) sweep<KIND, 1, 8>(t, row, first, end);
+    for (; row + 6 <= rows; row += 6) sweep<KIND, 6, WIDE[2]>(t, row, first, end);
+    if (row + 4 <= rows) sweep<KIND, 4, WIDE[1]>(t, row, first, end), row += 4;
+    if (row + 2 <= rows) sweep<KIND, 2, WIDE[1]>(t, row, first, end), row += 2;
+    if (row < rows) sweep<KIND, 1, WIDE[0]>(t, row, first, end);
 }
 
 // Weights of TILES tiles, [inner][TILES][16].
@@ -126,9 +134,8 @@ template <int ROWS, int TILES> void block(const Task& t, const float* panel, int
 
 template <int TILES> void blocks(const Task& t, const float* panel, int rows, int tile) {
     int row = 0;
-    for (; row + 12 <= rows; row += 12) block<12, TILES>(t, panel, row, tile);
-    if (row + 6 <= rows) block<6, TILES>(t, panel, row, tile), row += 6;
-    if (row + 3 <= rows) block<3, TILES>(t, panel, row, tile), row += 3;
+    for (; row + MOST <= rows; row += MOST) block<MOST, TILES>(t, panel, row, tile);
+    for (; row + 3 <= rows; row += 3) block<3, TILES>(t, panel, row, tile);
     for (; row < rows; row++) block<1, TILES>(t, panel, row, tile);
 }
 
