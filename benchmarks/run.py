@@ -26,6 +26,7 @@ SCRIPTS = (
     "rack_simulation",
     "transfers",
     "engine",
+    "v41_engine",
     "engram_rows",
     "resume_modes",
     "draft_budget",
