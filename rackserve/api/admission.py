@@ -9,13 +9,12 @@ from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import suppress
 
-import msgspec
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rackserve.api.call import Caller
-from rackserve.api.dialects.message_reply import message_error
-from rackserve.api.errors import RETRY_AFTER_S, error_body, error_headers, failure
+from rackserve.api.errors import RETRY_AFTER_S, error_headers, failure
+from rackserve.api.refusals import body_for, head_of, last_event
 from rackserve.base.errors import RequestError
 
 DEADLINE = "x-request-timeout"
@@ -136,14 +135,11 @@ class _Out:
         A body that is still unread is read to its end, as far as it goes, after the client has been told: a connection that is
         closed under somebody who sends looks broken to him, and what he was told is lost.
         """
-        of_messages = scope["path"].startswith("/v1/messages")
-        body = msgspec.json.encode(message_error(error)) if of_messages else error_body(error)
         if not self.status:
-            headers = {**error_headers(error), "content-length": str(len(body)), "connection": "close"}
-            raw = [(name.encode(), value.encode()) for name, value in headers.items()]
-            await self({"type": "http.response.start", "status": error.status, "headers": raw})
+            body = body_for(scope["path"], error)
+            await self(head_of(error.status, {**error_headers(error), "connection": "close"}, body))
         elif self._streams and not self._ended:
-            body = b"event: error\ndata: " + body + b"\n\n"
+            body = last_event(scope["path"], error)
         else:
             return
         await self({"type": "http.response.body", "body": body, "more_body": unread is not None})

@@ -9,14 +9,13 @@ from collections.abc import Mapping, Set
 from http.cookies import CookieError, SimpleCookie
 from urllib.parse import urlsplit
 
-import msgspec
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rackserve.api.call import Caller
-from rackserve.api.dialects.message_reply import message_error
-from rackserve.api.errors import error_body, error_headers
+from rackserve.api.errors import error_headers
 from rackserve.api.keys import KeyRing, key_in
+from rackserve.api.refusals import body_for, head_of
 from rackserve.base.errors import RequestError
 from rackserve.page.form import FORM_HEADERS, asks_for_page, form
 
@@ -145,16 +144,11 @@ def _hostname(host: str) -> str:
 
 
 async def _refuse(scope: Scope, error: RequestError, send: Send) -> None:
-    headers = error_headers(error)
+    body, headers = body_for(scope["path"], error), error_headers(error)
     if error.status == 401 and asks_for_page(scope["method"], scope["path"], Headers(scope=scope)):
         body, headers = form(), FORM_HEADERS
-    elif scope["path"].startswith("/v1/messages"):
-        body = msgspec.json.encode(message_error(error))
-    else:
-        body = error_body(error)
-    headers = {**headers, "content-length": str(len(body)), "connection": "close"}
+    headers = {**headers, "connection": "close"}
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"
-    raw = [(name.encode(), value.encode()) for name, value in headers.items()]
-    await send({"type": "http.response.start", "status": error.status, "headers": raw})
+    await send(head_of(error.status, headers, body))
     await send({"type": "http.response.body", "body": body})

@@ -19,20 +19,18 @@ from rackserve.api.desk import Desk
 from rackserve.api.dialects.chat import Chat
 from rackserve.api.dialects.completions import Completions
 from rackserve.api.dialects.dialect import Dialect
-from rackserve.api.dialects.message_reply import body_for
 from rackserve.api.dialects.messages import Messages
 from rackserve.api.dialects.responses import Responses
 from rackserve.api.endpoint import Endpoint, GenerationEndpoint, Service
-from rackserve.api.errors import error_headers
 from rackserve.api.factory import RequestFactory
 from rackserve.api.gateway import Gateway
 from rackserve.api.health import PATHS, Health, knows
 from rackserve.api.journal import Witness
 from rackserve.api.metrics import Metrics
 from rackserve.api.openapi import document
+from rackserve.api.refusals import refuse_path
 from rackserve.api.state import ServerState
 from rackserve.api.token_endpoints import TokenEndpoint, count_tokens, detokenize, tokenize
-from rackserve.base.errors import RequestError
 
 
 def create_app(
@@ -101,20 +99,10 @@ def create_app(
     ]
     return Starlette(
         routes=routes,
-        exception_handlers={HTTPException: _refuse_path},
+        exception_handlers={HTTPException: refuse_path},
         lifespan=lifespan,
     )
 
 
 def _json(value: object, status: int = 200) -> Response:
     return Response(msgspec.json.encode(value), status, media_type="application/json")
-
-
-async def _refuse_path(request: Request, error: Exception) -> Response:
-    """Unknown paths and methods get an error body like any other."""
-    assert isinstance(error, HTTPException)
-    text = f"{request.method} {request.url.path[:200]}: {error.detail}"
-    told = RequestError(text, code="not_found" if error.status_code == 404 else "bad_request", status=error.status_code)
-    return Response(
-        body_for(request.url.path, told), error.status_code, headers={**error_headers(told), **(error.headers or {})}
-    )

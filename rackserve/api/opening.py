@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from rackserve.api.dialects.message_reply import body_for
 from rackserve.api.errors import error_headers, failure
 from rackserve.api.gateway import Gateway
 from rackserve.api.health import Health, knows
+from rackserve.api.refusals import body_for, head_of
 
 
 class Opening:
@@ -32,7 +32,9 @@ class Opening:
             if answer is None:
                 error = failure("unavailable", "the model is being loaded")
                 answer = error.status, body_for(scope["path"], error), error_headers(error)
-            await _reply(send, *answer)
+            status, body, headers = answer
+            await send(head_of(status, headers, body))
+            await send({"type": "http.response.body", "body": body})
 
     async def wait_idle(self) -> None:
         """Return when no answer is open."""
@@ -51,10 +53,3 @@ async def _live(receive: Receive, send: Send) -> None:
         await send({"type": f"{message['type']}.complete"})
         if message["type"] == "lifespan.shutdown":
             return
-
-
-async def _reply(send: Send, status: int, body: bytes, headers: dict[str, str]) -> None:
-    told = {"content-type": "application/json", **headers, "content-length": str(len(body))}
-    raw = [(name.encode(), value.encode()) for name, value in told.items()]
-    await send({"type": "http.response.start", "status": status, "headers": raw})
-    await send({"type": "http.response.body", "body": body})

@@ -21,9 +21,6 @@ from rackserve.relay.usage import Ends
 
 _log = logging.getLogger("rackserve.route")
 
-NAMED = frozenset({"/v1/messages", "/v1/responses"})
-"""Paths of dialects whose events have names."""
-
 ELSEWHERE = frozenset({429, 502, 503, 504})
 """Statuses by which a worker says that it cannot now: another may."""
 
@@ -63,7 +60,7 @@ class Forward:
         self._limits = Limits(body_bytes=relay.config.body_bytes, send_s=relay.config.waits.gap)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        passage, relay = Passage(scope, receive, send, self._limits, named=self._path in NAMED), self._relay
+        passage, relay = Passage(scope, receive, send, self._limits), self._relay
         outcome = "refused"
         try:
             relay.arrive()

@@ -15,10 +15,9 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from rackserve.api.admission import Admission
-from rackserve.api.errors import error_body, error_headers
 from rackserve.api.guard import Guard, Sessions
 from rackserve.api.health import knows
-from rackserve.base.errors import RequestError
+from rackserve.api.refusals import refuse_path
 from rackserve.relay.forward import Forward
 from rackserve.relay.pairs import PAIR_PATHS, ForwardPair
 from rackserve.relay.relay import Relay
@@ -45,7 +44,7 @@ def create_app(relay: Relay) -> ASGIApp:
             yield
         await relay.aclose()
 
-    app = Starlette(routes=routes(relay), exception_handlers={HTTPException: _refuse_path}, lifespan=lifespan)
+    app = Starlette(routes=routes(relay), exception_handlers={HTTPException: refuse_path}, lifespan=lifespan)
     config, door = relay.config, relay.door
     admission = Admission(app, config.tenant_requests)
     return Guard(admission, door.keys, Sessions(), hosts=door.hosts, open_metrics=config.security.open_metrics)
@@ -99,11 +98,3 @@ def routes(relay: Relay) -> list[Route]:
 
 def _json(value: object, status: int = 200) -> Response:
     return Response(msgspec.json.encode(value), status, media_type="application/json")
-
-
-async def _refuse_path(request: Request, error: Exception) -> Response:
-    """Unknown paths and methods get an error body like any other."""
-    assert isinstance(error, HTTPException)
-    text = f"{request.method} {request.url.path[:200]}: {error.detail}"
-    told = RequestError(text, code="not_found" if error.status_code == 404 else "bad_request", status=error.status_code)
-    return Response(error_body(told), error.status_code, headers={**error_headers(told), **(error.headers or {})})

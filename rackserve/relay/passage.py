@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import msgspec
 from starlette.types import Receive, Scope, Send
 
-from rackserve.api.errors import error_body, error_headers
+from rackserve.api.errors import error_headers
 from rackserve.api.exchange import Exchange
 from rackserve.api.limits import Limits
+from rackserve.api.refusals import body_for, last_event
 from rackserve.base.errors import RequestError
 from rackserve.relay.door import Door
 from rackserve.relay.upstream import HOP_BY_HOP, RawHeaders
@@ -19,13 +19,12 @@ RANK_HEADER = "x-data-parallel-rank"
 class Passage(Exchange):
     """An exchange whose answer is somebody else's."""
 
-    __slots__ = ("_is_stream", "_named")
+    __slots__ = ("_is_stream", "_path")
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, limits: Limits, *, named: bool) -> None:
-        """`named`: the events of its dialect have names."""
+    def __init__(self, scope: Scope, receive: Receive, send: Send, limits: Limits) -> None:
         super().__init__(scope, receive, send, limits)
         self._is_stream = False
-        self._named = named
+        self._path: str = scope["path"]
 
     @property
     def dp_rank(self) -> int | None:
@@ -71,8 +70,7 @@ class Passage(Exchange):
 
     async def refuse(self, error: RequestError) -> None:
         """Tell an error of the router's own. Before the first byte only."""
-        body = _named_error(error) if self._named else error_body(error)
-        await self.reply(body, status=error.status, headers=error_headers(error))
+        await self.reply(body_for(self._path, error), status=error.status, headers=error_headers(error))
 
     async def break_off(self, error: RequestError) -> None:
         """The worker broke off in the middle. A stream ends with an event that tells so; anything else must not look complete,
@@ -80,12 +78,5 @@ class Passage(Exchange):
         """
         if not self._is_stream:
             return
-        event = b"event: error\ndata: " + _named_error(error) if self._named else b"data: " + error_body(error)
-        await self.pass_on(b"\n\n" + event + b"\n\n")  # what was cut off in the middle of an event is ended first
+        await self.pass_on(last_event(self._path, error))
         await self.end()
-
-
-def _named_error(error: RequestError) -> bytes:
-    """The error as dialects with named events write it."""
-    kind = {400: "invalid_request_error", 404: "not_found_error", 429: "rate_limit_error"}.get(error.status, "api_error")
-    return msgspec.json.encode({"type": "error", "error": {"type": kind, "message": str(error), "code": error.code}})

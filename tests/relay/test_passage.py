@@ -25,9 +25,9 @@ class Client:
     async def receive(self) -> Any:
         return {"type": "http.disconnect"}
 
-    def passage(self, *headers: tuple[bytes, bytes], named: bool = False) -> Passage:
-        scope = {"type": "http", "headers": list(headers)}
-        return Passage(scope, self.receive, self.send, Limits(), named=named)
+    def passage(self, *headers: tuple[bytes, bytes], path: str = "/v1/completions") -> Passage:
+        scope = {"type": "http", "path": path, "headers": list(headers)}
+        return Passage(scope, self.receive, self.send, Limits())
 
     @property
     def body(self) -> bytes:
@@ -59,11 +59,18 @@ def test_a_rank_that_is_no_number_is_refused(asked: bytes) -> None:
     assert Client().passage().dp_rank is None
 
 
-@pytest.mark.parametrize(("named", "said"), [(False, b"data: {"), (True, b"event: error\ndata: {")])
-def test_a_stream_cut_in_the_middle_of_an_event_ends_with_one_that_tells_so(named: bool, said: bytes) -> None:
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("/v1/completions", b"data: {"),
+        ("/v1/messages", b"event: error\ndata: {"),
+        ("/v1/responses", b"event: error\ndata: {"),
+    ],
+)
+def test_a_stream_cut_in_the_middle_of_an_event_ends_with_one_that_tells_so(path: str, said: bytes) -> None:
     async def test() -> None:
         client = Client()
-        passage = client.passage(named=named)
+        passage = client.passage(path=path)
         await passage.begin(200, [(b"content-type", b"text/event-stream")])
         await passage.pass_on(b'data: {"tex')
         await passage.break_off(RequestError("gone", code="worker_lost", status=502))
@@ -85,13 +92,20 @@ def test_anything_else_cut_short_is_left_without_an_end() -> None:
     asyncio.run(test())
 
 
-@pytest.mark.parametrize(("named", "key"), [(False, b'{"error":{"message":"no"'), (True, b'{"type":"error","error":{"type"')])
-def test_a_refusal_has_the_form_of_the_dialect(named: bool, key: bytes) -> None:
+@pytest.mark.parametrize(
+    ("path", "begin"),
+    [
+        ("/v1/completions", b'{"error":{"message":"no"'),
+        ("/v1/responses", b'{"error":{"message":"no"'),
+        ("/v1/messages", b'{"type":"error","error":{"type":"rate_limit_error"'),
+    ],
+)
+def test_a_refusal_has_the_form_of_the_dialect(path: str, begin: bytes) -> None:
     async def test() -> None:
         client = Client()
-        await client.passage(named=named).refuse(RequestError("no", code="overloaded", status=429))
+        await client.passage(path=path).refuse(RequestError("no", code="overloaded", status=429))
         assert client.got[0]["status"] == 429
         assert (b"retry-after", b"1") in client.got[0]["headers"]
-        assert client.body.startswith(key)
+        assert client.body.startswith(begin)
 
     asyncio.run(test())

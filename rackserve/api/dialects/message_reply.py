@@ -12,7 +12,6 @@ from rackserve.api.call import Call
 from rackserve.api.dialects.dialect import Event
 from rackserve.api.dialects.items import Change, Item, ItemList, call_id
 from rackserve.api.dialects.openai_replies import Json
-from rackserve.api.errors import error_body
 from rackserve.api.usage import usage_of
 from rackserve.base.errors import RequestError
 
@@ -26,11 +25,6 @@ def message_error(error: RequestError) -> Json:
     """An error as this dialect writes it; `param` and `code` are ours."""
     kind = _ERRORS.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
     return {"type": "error", "error": {"type": kind, "message": str(error), "param": error.param, "code": error.code}}
-
-
-def body_for(path: str, error: RequestError) -> bytes:
-    """The body of an error that no dialect has told, as clients of `path` expect it."""
-    return msgspec.json.encode(message_error(error)) if path.startswith("/v1/messages") else error_body(error)
 
 
 class MessageReply:
