@@ -22,6 +22,7 @@ from rackserve.text.chat import ChatTemplate
 from rackserve.text.dsml import DsmlTemplate
 from rackserve.text.parsers import ParserChoice
 from rackserve.text.prompt_cache import Prompt, PromptCache, Scope
+from rackserve.text.prompt_text import PromptText, Written
 from rackserve.text.tokenizer import Vocabulary, pack, unpack
 
 _PREFIXES = {"completion": "cmpl-", "chat": "chatcmpl-", "response": "resp_", "message": "msg_"}
@@ -37,6 +38,9 @@ _WISHES: dict[str, dict[Wish, str]] = {
     },
 }
 """Where each dialect has the wishes that may have no effect."""
+
+_NOT_WRITTEN = Written(PromptText.whole(""))
+"""What is rendered of a prompt that is given as it is."""
 
 PROMPT_CACHE_BYTES = 256 << 20
 
@@ -103,13 +107,11 @@ class RequestFactory:
         root = msgspec.structs.replace(self._namespace, tenant_salt=salt).root()
         scope = Scope(root, self._namespace.block_tokens, ask.session)
         if ask.conversation is None:
-            return Rendered("", constraint=ask.sampling.constraint), [self._tokens(text, scope) for text in ask.prompts], root
+            prompts = [self._tokens(text, scope) for text in ask.prompts]
+            return Rendered(_NOT_WRITTEN, constraint=ask.sampling.constraint), prompts, root
         try:
-            rendered = self._prompter.render(ask.conversation, ask.sampling.constraint)
-            if isinstance(rendered.text, str):
-                found = self.kept.encode(rendered.text, scope)
-            else:
-                found = self.kept.encode_pieces(rendered.text, scope)
+            rendered = self._prompter.render(ask.conversation, ask.sampling.constraint, self.kept.last(scope))
+            found = self.kept.encode_written(rendered.written, scope)
         except RequestError as error:
             error.param = (error.param or "messages").replace("messages", ask.field, 1)
             raise

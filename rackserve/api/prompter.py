@@ -17,7 +17,9 @@ from rackserve.text.dsml_arguments import parameter_names
 from rackserve.text.dsml_grammar import call_rules
 from rackserve.text.hermes_parser import CLOSE, OPEN
 from rackserve.text.parsers import ParserChoice
-from rackserve.text.tokenizer import Piece, Vocabulary
+from rackserve.text.prompt_text import PromptText, Written
+from rackserve.text.quoting import Piece
+from rackserve.text.tokenizer import Vocabulary
 
 THINK_END = "</think>"
 
@@ -32,14 +34,14 @@ Wish = Literal["thinking", "reasoning_effort", "parallel"]
 class Rendered(msgspec.Struct, frozen=True):
     """A prompt, and how the answer to it is read.
 
-    text           the whole prompt, or pieces that tell the markup from what the client wrote
+    written        the whole prompt, which tells the markup from what the client wrote
     parser         makes the parser of one answer
     reasoning_end  id of the token that ends the reasoning the answer begins with; -1: it begins with none
     constraint     what the answer must be
     ignored        what was asked for and has no effect with this model
     """
 
-    text: str | tuple[Piece, ...]
+    written: Written
     parser: Callable[[], AnswerParser] = PlainParser
     reasoning_end: int = -1
     constraint: Constraint | None = None
@@ -61,8 +63,11 @@ class Prompter:
         self._quoting = vocabulary.quoting
         self._end_id = _single_id(vocabulary, THINK_END) if choice.reasoning != "none" else -1
 
-    def render(self, conversation: Conversation, constraint: Constraint | None) -> Rendered:
-        """The prompt for the next answer, which has to meet `constraint`. Raises RequestError naming the field at fault."""
+    def render(self, conversation: Conversation, constraint: Constraint | None, before: Written | None = None) -> Rendered:
+        """The prompt for the next answer, which has to meet `constraint`; the same whatever was written `before`.
+
+        Raises RequestError naming the field at fault.
+        """
         if self._template is None:
             raise RequestError(
                 "the served model has no chat template; use /v1/completions", param="messages", code="no_chat_template"
@@ -73,17 +78,19 @@ class Prompter:
         tools = [] if conversation.tool_choice == "none" else conversation.tools
         inside, ignored = False, _without_effect(conversation, tools)
         if isinstance(self._template, DsmlTemplate):
-            pieces = self._template.pieces(messages, _options(conversation, tools, constraint))
-            inside = starts_reasoning(pieces)
-            pieces = (*pieces, Piece(begun, False)) if begun else pieces
+            written = self._template.write(messages, _options(conversation, tools, constraint), before)
+            inside = starts_reasoning(written.text)
+            if begun:
+                written = Written(written.text.followed(PromptText.of([Piece(begun, False)])), written.stem)
             if not inside and conversation.reasoning_effort not in (None, "none"):
                 ignored += ("reasoning_effort",)
         else:
             wished = {name: value for name, value in _wished(conversation).items() if self._template.takes(name)}
             pieces = self._quoting.followed(self._template.pieces(self._quoting, messages, tools or None, wished), begun)
+            written = Written(PromptText.of(pieces))
             ignored += self._missed(conversation, wished)
         return Rendered(
-            pieces[0].text if len(pieces) == 1 and pieces[0].ours else pieces,
+            written,
             self._reader(tools, inside),
             self._end_id if inside else -1,
             self._form(conversation, tools, constraint),

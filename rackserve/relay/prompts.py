@@ -17,7 +17,8 @@ from rackserve.base.errors import RequestError
 from rackserve.base.keys import TOKEN_BYTES, CacheNamespace, Chain, extend_chain, prefix
 from rackserve.relay.ledger import root_key
 from rackserve.relay.rendering import DIALECTS, Fields, Rendering, Untold
-from rackserve.text.prompt_cache import Scope, common_prefix
+from rackserve.text.prompt_cache import Scope
+from rackserve.text.prompt_text import common_prefix
 
 MEMO_BYTES = 64 << 20
 HEAD_BYTES = 4096

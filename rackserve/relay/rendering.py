@@ -94,8 +94,8 @@ class Rendering:
                 return ids, extend_chain(b"", scope.root, ids, scope.block_tokens)
             made = self._cache.encode(prompt, scope, specials=True)
         else:
-            text = self._prompter.render(ask.conversation, ask.sampling.constraint).text
-            made = self._cache.encode(text, scope) if isinstance(text, str) else self._cache.encode_pieces(text, scope)
+            rendered = self._prompter.render(ask.conversation, ask.sampling.constraint, self._cache.last(scope))
+            made = self._cache.encode_written(rendered.written, scope)
         if len(made.tokens) < TOKEN_BYTES:
             raise Untold("no_prompt")
         return made.tokens, made.chain

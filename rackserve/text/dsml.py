@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from array import array
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ import msgspec
 
 from rackserve.base.errors import RequestError
 from rackserve.text.deepseek_tokenizer import BOS, EOS
-from rackserve.text.messages import Message, ToolCall, Turn, read_tools, read_turns, refuse, show
-from rackserve.text.tokenizer import Piece
+from rackserve.text.messages import NONE_MADE, Message, ToolCall, Turn, made_after, read_tools, read_turns, refuse, show
+from rackserve.text.prompt_text import PromptText, Stem, Written, utf8
+from rackserve.text.quoting import Piece
 
 SYSTEM, USER, ASSISTANT, REMINDER = "<｜System｜>", "<｜User｜>", "<｜Assistant｜>", "<｜latest_reminder｜>"
 THINK, THINK_END = "<think>", "</think>"
@@ -65,32 +67,56 @@ class DsmlTemplate:
 
     def render(self, messages: list[Message], options: ChatOptions | None = None) -> str:
         """The prompt as text. Raises RequestError naming the field at fault."""
-        return "".join(piece.text for piece in self.pieces(messages, options))
+        return self.write(messages, options).text.raw.decode()
 
     def pieces(self, messages: list[Message], options: ChatOptions | None = None) -> tuple[Piece, ...]:
-        """The prompt in pieces that tell the markup from what the client wrote, for `Vocabulary.encode_pieces`.
+        """The prompt in pieces that tell the markup from what the client wrote. Raises RequestError as `render`."""
+        return self.write(messages, options).text.pieces()
 
-        Raises RequestError naming the field at fault.
+    def write(self, messages: list[Message], options: ChatOptions | None = None, before: Written | None = None) -> Written:
+        """The prompt, which is the same whatever was written `before`: what is shared with that is not rendered again.
+
+        Raises RequestError as `render`.
         """
         options = options or ChatOptions()
-        effort = options.effort()
-        turns = read_turns(messages)
-        _offer(turns, options)
-        writer = _Writer(turns, effort, options.drop_thinking and not any(turn.tools for turn in turns))
-        for index in range(len(turns)):
-            writer.write(index)
-        return writer.finish()
+        writer = _begin(messages, options, before)
+        writer.write()
+        return Written(writer.text(), writer.stem(messages, options))
 
 
-def starts_reasoning(pieces: tuple[Piece, ...]) -> bool:
+def starts_reasoning(text: PromptText) -> bool:
     """Whether the answer to this prompt begins inside its reasoning."""
-    last = pieces[-1]
-    return last.ours and last.text.endswith((THINK, THINK + task_token("action")))
+    return bool(text.marks[-1] & 1) and text.raw.endswith((THINK.encode(), (THINK + task_token("action")).encode()))
 
 
 def task_token(task: str) -> str:
     """The special token of a task."""
     return f"<｜{task}｜>"
+
+
+def _begin(messages: list[Message], options: ChatOptions, before: Written | None) -> _Writer:
+    """A writer of what is not in `before`."""
+    effort = options.effort()
+    stem = None if before is None else before.stem
+    if before is not None and stem is not None and stem.asked == _asked(options, messages[: stem.num_messages + 1]):
+        turns = read_turns(messages, stem.num_messages, stem.made)
+        drop = options.drop_thinking and not (stem.offers or any(turn.tools for turn in turns))
+        if drop == stem.drop:
+            return _Writer(turns, effort, drop, before.text, stem)
+    turns = read_turns(messages)
+    _offer(turns, options)
+    return _Writer(turns, effort, options.drop_thinking and not any(turn.tools for turn in turns))
+
+
+def _asked(options: ChatOptions | None, messages: list[Message]) -> bytes:
+    """Bytes that nothing written otherwise has; equal values may (1, 1.0 and true; keys in another order). Empty: unknown."""
+    try:
+        return b"".join(map(_PACKED, messages if options is None else [options, *messages]))
+    except (ValueError, TypeError, OverflowError, RecursionError):
+        return b""
+
+
+_PACKED = msgspec.msgpack.Encoder().encode
 
 
 def _offer(turns: list[Turn], options: ChatOptions) -> None:
@@ -132,21 +158,94 @@ def to_json(where: str, value: Any) -> str:
 
 
 class _Writer:
-    """Writes turns in order. `drop`: assistant turns before the last user turn lose their reasoning."""
+    """Writes turns in order, behind the `stem` of the text `before`, if there is one.
 
-    __slots__ = ("_drop", "_effort", "_last_user", "_markup", "_pieces", "_turns")
+    drop: answers before the last turn that asks for one lose their reasoning.
+    """
 
-    def __init__(self, turns: list[Turn], effort: int | None, drop: bool) -> None:
-        self._pieces: list[Piece] = []
+    __slots__ = (
+        "_before",
+        "_drop",
+        "_effort",
+        "_end",
+        "_first",
+        "_last_user",
+        "_marks",
+        "_markup",
+        "_parts",
+        "_stem",
+        "_turns",
+        "_upto",
+    )
+
+    def __init__(
+        self, turns: list[Turn], effort: int | None, drop: bool, before: PromptText | None = None, stem: Stem | None = None
+    ) -> None:
+        self._parts: list[bytes] = []
+        self._marks = array("q")
+        self._end = 0
         self._markup = [BOS]  # ours, since the last piece that is theirs
+        self._first = 0  # number of the first of the turns
         self._turns = turns
         self._effort = effort
         self._drop = drop
-        self._last_user = max((index for index in range(len(turns)) if self._asks(index)), default=-1)
+        self._stem = stem
+        self._upto: tuple[int, str] = (0, "")  # finished pieces and markup before the last turn that asks
+        if before is not None and stem is not None:
+            self._first = stem.num_turns
+            self._markup = [stem.markup]
+            self._end = before.end(stem.num_pieces - 1)
+            self._parts.append(before.raw[: self._end])
+            self._marks = before.marks[: stem.num_pieces]
+        asking = (index for index in reversed(range(self._first, self._first + len(turns))) if self._asks(index))
+        self._last_user = next(asking, -1)
 
-    def write(self, index: int) -> None:
+    def write(self) -> None:
+        """All turns."""
+        for index in range(self._first, self._first + len(self._turns)):
+            if index == self._last_user:
+                self._upto = len(self._marks), "".join(self._markup)
+            self._write(index)
+        self._close()
+
+    def text(self) -> PromptText:
+        """The whole prompt; no two neighbours of its pieces are both ours."""
+        return PromptText(b"".join(self._parts), self._marks)
+
+    def stem(self, messages: list[Message], options: ChatOptions) -> Stem | None:
+        """What comes before the last turn that asks for an answer, as nothing behind it changes that.
+
+        Unless something is offered on the first system message, which may be one that comes later.
+        """
+        offered = bool(options.tools) or _schema(options.response_format) is not None
+        if self._last_user < 1 or (offered and messages[0].get("role") != "system"):
+            return None
+        old, settled = self._stem, self._turns[: self._last_user - self._first]
+        num_messages = self._turn(self._last_user).number
+        if old is None:
+            asked = _asked(options, messages[: num_messages + 1])
+        else:
+            more = _asked(None, messages[old.num_messages + 1 : num_messages + 1])
+            asked = old.asked + more if more or num_messages == old.num_messages else b""
+        if not asked:
+            return None
+        return Stem(
+            asked=asked,
+            num_messages=num_messages,
+            num_turns=self._last_user,
+            num_pieces=self._upto[0],
+            markup=self._upto[1],
+            made=made_after(NONE_MADE if old is None else old.made, settled),
+            offers=(old is not None and old.offers) or any(turn.tools for turn in settled),
+            drop=self._drop,
+        )
+
+    def _turn(self, index: int) -> Turn:
+        return self._turns[index - self._first]
+
+    def _write(self, index: int) -> None:
         """Turn `index`, and the header of the answer where one begins."""
-        turn = self._turns[index]
+        turn = self._turn(index)
         if index == 0 and (self._effort is not None or turn.role == "system"):
             self._ours(SYSTEM)
         if index == 0 and self._effort is not None:
@@ -155,36 +254,35 @@ class _Writer:
         if turn.role == "assistant":
             self._answer(index, turn)
         else:
-            opener = {"system": SYSTEM if index else "", "latest_reminder": REMINDER}.get(turn.role, USER)
-            self._ours(opener)
+            self._ours({"system": SYSTEM if index else "", "latest_reminder": REMINDER}.get(turn.role, USER))
             self._text(turn)
             self._extras(turn)
-        following = self._turns[index + 1].role if index + 1 < len(self._turns) else None
+        following = self._turn(index + 1).role if index + 1 < self._first + len(self._turns) else None
         if following in (None, "assistant", "latest_reminder"):
             self._header(index, turn, last=following is None)
 
-    def finish(self) -> tuple[Piece, ...]:
-        """What was written; no two neighbours are both ours."""
-        self._close()
-        return tuple(self._pieces)
-
     def _ours(self, text: str) -> None:
-        if text:
-            self._markup.append(text)
+        self._markup.append(text)
 
     def _theirs(self, text: str) -> None:
         if text:
             self._close()
-            self._pieces.append(Piece(text, False))
+            self._parts.append(utf8(text))
+            self._end += len(self._parts[-1])
+            self._marks.append(2 * self._end)
 
     def _close(self) -> None:
-        if self._markup:
-            self._pieces.append(Piece("".join(self._markup), True))
-            self._markup.clear()
+        markup = "".join(self._markup).encode()
+        self._markup.clear()
+        if markup:
+            self._parts.append(markup)
+            self._end += len(markup)
+            self._marks.append(2 * self._end + 1)
 
     def _asks(self, index: int) -> bool:
         """Whether an answer is due after this turn: a user turn, or a system turn in the middle of the conversation."""
-        return self._turns[index].role in ("user", "developer") or (self._turns[index].role == "system" and index > 0)
+        role = self._turn(index).role
+        return role in ("user", "developer") or (role == "system" and index > 0)
 
     def _text(self, turn: Turn) -> None:
         for number, block in enumerate(turn.blocks):
@@ -203,7 +301,7 @@ class _Writer:
             self._theirs(to_json("response_format", turn.response_format))
 
     def _answer(self, index: int, turn: Turn) -> None:
-        after_task = index > 0 and self._turns[index - 1].task is not None
+        after_task = index > self._first and self._turn(index - 1).task is not None
         if self._effort is not None and not after_task and not (self._drop and index < self._last_user):
             self._theirs(turn.reasoning)
             self._ours(THINK_END)

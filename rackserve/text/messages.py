@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from rackserve.base.errors import RequestError
+from rackserve.text.prompt_text import Made
 
 Message = dict[str, Any]
 """One chat message as the client sent it: `role`, `content` (a string or a list of text parts) and template extras."""
@@ -39,6 +40,7 @@ class Turn:
     tools            function objects offered from here on (system and developer turns)
     response_format  a JSON schema the answer must follow (system and developer turns), or None
     task             a short instruction known to the model by name (user turns), or None
+    number           of its first message
     """
 
     role: str
@@ -48,6 +50,7 @@ class Turn:
     tools: list[dict[str, Any]] = field(default_factory=list)
     response_format: dict[str, Any] | None = None
     task: str | None = None
+    number: int = 0
 
     @property
     def text(self) -> str:
@@ -55,8 +58,11 @@ class Turn:
         return "\n\n".join(block.text for block in self.blocks)
 
 
-def read_turns(messages: list[Message]) -> list[Turn]:
-    """The turns of a conversation.
+NONE_MADE = Made({}, frozenset())
+
+
+def read_turns(messages: list[Message], start: int = 0, made: Made = NONE_MADE) -> list[Turn]:
+    """The turns of a conversation, from message `start` on, where a turn begins and calls were `made` before.
 
     Neighbouring user and tool messages become one user turn, unless the earlier carries a task, whose answer must follow;
     tool results stand in the order of the calls. Raises RequestError naming the message and field at fault.
@@ -64,10 +70,9 @@ def read_turns(messages: list[Message]) -> list[Turn]:
     if not messages:
         raise RequestError("messages must hold at least one message", param="messages")
     turns: list[Turn] = []
-    places: dict[str, int] = {}  # call id -> place among the calls of the last assistant turn that made any
-    known: set[str] = set()
-    for number, message in enumerate(messages):
-        turn = _read(f"messages[{number}]", message, known)
+    places, known = made.places, set(made.ids)
+    for number in range(start, len(messages)):
+        turn = _read(f"messages[{number}]", messages[number], known)
         last = turns[-1] if turns else None
         if last is not None and last.role == turn.role == "user" and last.task is None:
             last.blocks += turn.blocks
@@ -75,17 +80,31 @@ def read_turns(messages: list[Message]) -> list[Turn]:
             continue
         if last is not None:
             last.blocks = _in_call_order(last.blocks, places)
+        turn.number = number
         turns.append(turn)
         if turn.calls:
-            places = {call.id: place for place, call in enumerate(turn.calls) if call.id}
+            places = _places(turn)
             known |= places.keys()
     turns[-1].blocks = _in_call_order(turns[-1].blocks, places)
     return turns
 
 
+def made_after(made: Made, turns: list[Turn]) -> Made:
+    """The calls made after more `turns`."""
+    places = [_places(turn) for turn in turns if turn.calls]
+    return Made(places[-1], made.ids.union(*places)) if places else made
+
+
+def _places(turn: Turn) -> dict[str, int]:
+    """The place of each call of a turn, by its id."""
+    return {call.id: place for place, call in enumerate(turn.calls) if call.id}
+
+
 def _in_call_order(blocks: list[Block], places: dict[str, int]) -> list[Block]:
     """The blocks with tool results, among the places they take, in the order of their calls."""
     results = [block for block in blocks if block.call_id is not None]
+    if len(results) < 2:
+        return blocks
     results.sort(key=lambda block: places.get(block.call_id or "", 0))
     ordered = iter(results)
     return [block if block.call_id is None else next(ordered) for block in blocks]

@@ -5,18 +5,17 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from hashlib import blake2b
-from itertools import accumulate
 from threading import Lock
-from typing import NamedTuple
 
 import msgspec
 
-from rackserve.base.errors import RequestError
 from rackserve.base.keys import TOKEN_BYTES, Chain, extend_chain, prefix
-from rackserve.text.tokenizer import Encoded, Piece, Vocabulary
+from rackserve.text.prompt_text import PromptText, Stem, Written, common_prefix
+from rackserve.text.quoting import Piece
+from rackserve.text.tokenizer import Encoded, Vocabulary
 
 STRIDE_BYTES = 4096
 """Texts are found by content if they share a beginning of a multiple of this length."""
@@ -64,31 +63,14 @@ class Counts(msgspec.Struct, frozen=True):
     kept_bytes: int = 0
 
 
-class _Text(NamedTuple):
-    """A prompt's text in UTF-8. `pieces`: 2 * end + ours of each."""
-
-    raw: bytes
-    pieces: array[int]
-
-    def end(self, piece: int) -> int:
-        return self.pieces[piece] >> 1 if piece >= 0 else 0
-
-    def common(self, other: _Text) -> int:
-        """Bytes at the beginning in which text and pieces agree; of the first piece that does not, if it is of one kind."""
-        same = common_prefix(self.raw, other.raw)
-        piece = common_prefix(self.pieces.tobytes(), other.pieces.tobytes()) // self.pieces.itemsize
-        if piece in (len(self.pieces), len(other.pieces)) or (self.pieces[piece] ^ other.pieces[piece]) & 1:
-            return min(same, self.end(piece - 1))
-        return min(same, self.end(piece), other.end(piece))
-
-
 @dataclass(slots=True, eq=False)
 class _Kept:
     """A prompt that later ones may go on from; never changed. `group`: what must agree besides its text."""
 
     group: bytes
     session: str
-    text: _Text
+    text: PromptText
+    stem: Stem | None
     body: Encoded  # without the frame that the model's post-processing sets around it
     chain: Chain
     strides: tuple[bytes, ...]
@@ -96,7 +78,8 @@ class _Kept:
     @property
     def num_bytes(self) -> int:
         """What keeping it takes, about."""
-        arrays = sum(len(part) * part.itemsize for part in (self.text.pieces, self.body.ends, self.body.counts))
+        arrays = sum(len(part) * part.itemsize for part in (self.text.marks, self.body.ends, self.body.counts))
+        arrays += 0 if self.stem is None else self.stem.num_bytes
         return len(self.text.raw) + len(self.body.tokens) + len(self.chain) + arrays + 200 * len(self.strides) + 2000
 
     def cuts(self, length: int) -> int:
@@ -146,40 +129,41 @@ class PromptCache:
         with self._lock:
             return msgspec.structs.replace(self._counts, kept=len(self._kept), kept_bytes=self._bytes)
 
+    def last(self, scope: Scope) -> Written | None:
+        """The last prompt of the scope's session, which the next may be written on from."""
+        with self._lock:
+            forks = self._sessions.get((_group(scope, b""), scope.session), ())
+            return Written(forks[-1].text, forks[-1].stem) if forks else None
+
     def encode(self, text: str, scope: Scope, *, specials: bool = False) -> Prompt:
         """`text` with the ids that `Vocabulary.encode` gives it. Raises RequestError as that does."""
-        (raw,) = _utf8([text])
-        known = _Text(raw, array("q", [2 * len(raw) + 1]))
-        frame = self._vocabulary.frame if specials else (b"", b"")
-        return self._prompt(known, scope, frame, lambda start: self._vocabulary.encode_cut(raw[start:].decode()))
+        return self._prompt(Written(PromptText.whole(text)), scope, self._vocabulary.frame if specials else (b"", b""))
 
     def encode_pieces(self, pieces: Iterable[Piece], scope: Scope) -> Prompt:
         """`pieces` with the ids that `Vocabulary.encode_pieces` gives them. Raises RequestError as that does."""
-        pieces = tuple(pieces)
-        raws = _utf8(piece.text for piece in pieces)
-        ends = accumulate(map(len, raws))
-        known = _Text(b"".join(raws), array("q", [2 * end + piece.ours for end, piece in zip(ends, pieces, strict=True)]))
+        return self.encode_written(Written(PromptText.of(pieces)), scope)
 
-        def encode_from(start: int) -> Encoded:
-            first = bisect_right(known.pieces, 2 * start + 1)
-            if first == len(pieces):
-                return self._vocabulary.encode_pieces_cut(())
-            rest = raws[first][start - known.end(first - 1) :].decode()
-            return self._vocabulary.encode_pieces_cut((Piece(rest, pieces[first].ours), *pieces[first + 1 :]))
+    def encode_written(self, written: Written, scope: Scope) -> Prompt:
+        """A prompt with the ids that `Vocabulary.encode_pieces` gives its pieces."""
+        return self._prompt(written, scope, (b"", b""))
 
-        return self._prompt(known, scope, (b"", b""), encode_from)
+    def _encode_from(self, text: PromptText, start: int) -> Encoded:
+        if len(text.marks) == 1 and text.marks[0] & 1:
+            return self._vocabulary.encode_cut(text.raw[start:].decode())
+        return self._vocabulary.encode_pieces_cut(text.pieces(start))
 
-    def _prompt(self, text: _Text, scope: Scope, frame: tuple[bytes, bytes], encode_from: Callable[[int], Encoded]) -> Prompt:
-        group = b"%d %b %b" % (scope.block_tokens, frame[0], scope.root)
+    def _prompt(self, written: Written, scope: Scope, frame: tuple[bytes, bytes]) -> Prompt:
+        group = _group(scope, frame[0])
+        text = written.text
         found = self._find(group, scope.session, text)
         base, count = found.base, 0
         if base is not None and base.text == text:
             body, count = base.body, len(base.body.tokens) // TOKEN_BYTES
         elif base is not None and (cuts := base.cuts(found.shared)):
             start, count = base.body.ends[cuts - 1], base.body.counts[cuts - 1]
-            body = _join(base.body, cuts, encode_from(start))
+            body = _join(base.body, cuts, self._encode_from(text, start))
         else:
-            body = encode_from(0)
+            body = self._encode_from(text, 0)
         before = len(frame[0]) // TOKEN_BYTES
         tokens = frame[0] + body.tokens + frame[1]
         known = b"" if base is None else prefix(base.chain, (before + count) // scope.block_tokens if count else 0)
@@ -188,19 +172,18 @@ class PromptCache:
         if found.own is not None:
             left_at = common_prefix(found.own.body.tokens, body.tokens) // TOKEN_BYTES
             left_at = None if left_at * TOKEN_BYTES == len(found.own.body.tokens) else left_at + before
-        self._keep(_Kept(group, scope.session, text, body, chain, found.strides), found, count)
+        self._keep(_Kept(group, scope.session, text, written.stem, body, chain, found.strides), found, count)
         return Prompt(tokens, chain, count, left_at)
 
-    def _find(self, group: bytes, session: str, text: _Text) -> _Found:
+    def _find(self, group: bytes, session: str, text: PromptText) -> _Found:
         """The kept prompt from which `text` can take over most."""
         with self._lock:
             forks = tuple(self._sessions.get((group, session), ()))
         own = forks[-1] if forks else None
         found = _Found(own, own, own.text.common(text) if own is not None else 0, ())
-        if own is not None and found.continues:
-            found.strides = _strides(group, text.raw, own.strides[: found.shared // STRIDE_BYTES])
+        found.strides = _strides(group, text.raw, () if own is None else own.strides[: found.shared // STRIDE_BYTES])
+        if found.continues:
             return found
-        found.strides = _strides(group, text.raw)
         with self._lock:
             alike = (self._places.get(digest) for digest in reversed(found.strides))
             other = next((prompt for prompt in alike if prompt is not None), None)
@@ -252,20 +235,6 @@ class PromptCache:
                 del self._sessions[prompt.group, prompt.session]
 
 
-def common_prefix(a: bytes, b: bytes) -> int:
-    """How many bytes `a` and `b` have in common at their beginning."""
-    low, high = 0, min(len(a), len(b))
-    if a[:high] == b[:high]:
-        return high
-    while high - low > 1:  # the first `low` agree, and what is between `low` and `high` does not
-        middle = (low + high) // 2
-        if a[low:middle] == b[low:middle]:
-            low = middle
-        else:
-            high = middle
-    return low
-
-
 def _join(base: Encoded, cuts: int, rest: Encoded) -> Encoded:
     """The ids and cuts of `base` up to its cut number `cuts`, and then those of the `rest` of the text."""
     start, count = base.ends[cuts - 1], base.counts[cuts - 1]
@@ -276,6 +245,10 @@ def _join(base: Encoded, cuts: int, rest: Encoded) -> Encoded:
     )
 
 
+def _group(scope: Scope, frame: bytes) -> bytes:
+    return b"%d %b %b" % (scope.block_tokens, frame, scope.root)
+
+
 def _strides(group: bytes, raw: bytes, known: tuple[bytes, ...] = ()) -> tuple[bytes, ...]:
     """Digest of `group` and the first n strides of `raw`, for each n; the first of them are `known`."""
     digests = list(known)
@@ -284,10 +257,3 @@ def _strides(group: bytes, raw: bytes, known: tuple[bytes, ...] = ()) -> tuple[b
         digest = blake2b(digest + raw[start : start + STRIDE_BYTES], digest_size=16).digest()
         digests.append(digest)
     return tuple(digests)
-
-
-def _utf8(texts: Iterable[str]) -> list[bytes]:
-    try:
-        return [text.encode() for text in texts]
-    except UnicodeEncodeError as error:
-        raise RequestError("the text holds characters that are not valid Unicode") from error

@@ -38,7 +38,7 @@ def deepseek(constraint: Constraint | None = None, **fields: Any) -> Rendered:
 
 
 def text(rendered: Rendered) -> str:
-    return rendered.text if isinstance(rendered.text, str) else "".join(piece.text for piece in rendered.text)
+    return rendered.written.text.raw.decode()
 
 
 @cache
@@ -148,12 +148,13 @@ def test_without_a_template_there_are_no_conversations() -> None:
 
 
 def test_tokens_that_a_client_spells_are_text_and_a_prompt_without_any_stays_whole() -> None:
-    assert isinstance(hermes().text, str)
+    assert len(hermes().written.text.pieces()) == 1
     spelt = hermes(messages=[{"role": "user", "content": "a<|im_end|>b"}])
-    assert isinstance(spelt.text, tuple) and [piece.text for piece in spelt.text if not piece.ours] == ["<|im_end|>"]
+    assert [piece.text for piece in spelt.written.text.pieces() if not piece.ours] == ["<|im_end|>"]
     begun = [USER, {"role": "assistant", "content": "so<|im_end|>"}]
     assert text(hermes(messages=begun, continue_last=True)).endswith("assistant\nso<|im_end|>")
-    assert isinstance(hermes(messages=[USER, {"role": "assistant", "content": "so"}], continue_last=True).text, str)
+    going_on = hermes(messages=[USER, {"role": "assistant", "content": "so"}], continue_last=True)
+    assert len(going_on.written.text.pieces()) == 1
 
 
 def test_a_template_is_told_whether_and_how_hard_to_reason_if_it_asks() -> None:

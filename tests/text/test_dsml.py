@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 import rackserve.text
 from rackserve.base.errors import RequestError
 from rackserve.text.dsml import ChatOptions, DsmlTemplate, starts_reasoning, to_json
+from rackserve.text.prompt_text import Written
 from rackserve.text.tokenizer import Piece, unpack
 from tests.text.deepseek import deepseek_tokenizer
 
@@ -195,7 +198,7 @@ def test_a_value_without_json_is_refused(value: Any) -> None:
     ],
 )
 def test_it_is_known_where_the_answer_begins(messages: list[Message], options: ChatOptions, expected: bool) -> None:
-    assert starts_reasoning(DsmlTemplate().pieces(messages, options)) is expected
+    assert starts_reasoning(DsmlTemplate().write(messages, options).text) is expected
 
 
 def test_ids_are_those_of_the_reference_text() -> None:
@@ -230,3 +233,75 @@ def test_injected_text_leaves_the_ids_before_it_alone() -> None:
     clean = tuple(piece for case in GOLDEN for piece in DsmlTemplate().pieces(case["messages"], ChatOptions(**case["options"])))
     prompt = tokenizer.encode_pieces(clean)
     assert tokenizer.encode_pieces((*clean, Piece("<｜User｜>", True), Piece(INJECTED, False))).startswith(prompt)
+
+
+def called(name: str, arguments: Any, number: str = "1") -> Message:
+    function = {"name": name, "arguments": arguments}
+    return assistant("so", reasoning_content="r", tool_calls=[{"id": number, "type": "function", "function": function}])
+
+
+def result(text: str, number: str = "1") -> Message:
+    return {"role": "tool", "tool_call_id": number, "content": text}
+
+
+_message = st.one_of(
+    st.sampled_from([user("a"), user("b"), user("t", task="title"), user("t", task="action"), assistant("x"), system("s")]),
+    st.sampled_from([system("s", tools=[TOOL["function"] and TOOL]), {"role": "developer", "content": "d"}]),
+    st.sampled_from([assistant("", reasoning_content="r"), {"role": "latest_reminder", "content": "now"}]),
+    st.builds(
+        called, st.just("f"), st.sampled_from([{"a": 1}, {"a": True}, {"a": 1.0}, {"a": 1, "b": 2}, {"b": 2, "a": 1}, "{}"])
+    ),
+    st.builds(result, st.sampled_from("pq")),
+)
+_options = st.sampled_from(
+    [ChatOptions(), CHAT, ChatOptions(tools=[TOOL]), ChatOptions(drop_thinking=False), ChatOptions(reasoning_effort="low"),
+     ChatOptions(response_format={"type": "json_object"})]
+)  # fmt: skip
+_change = st.tuples(st.integers(0, 12), st.lists(_message, min_size=1, max_size=5), _options, st.booleans())
+
+
+def outcome(messages: list[Message], options: ChatOptions, before: Written | None = None) -> Written | str:
+    try:
+        return DsmlTemplate().write(messages, options, before)
+    except RequestError as error:
+        return str(error)
+
+
+@settings(derandomize=True, max_examples=300, deadline=None)
+@given(st.lists(_change, min_size=2, max_size=6))
+@example([(9, [user("a"), assistant("x"), user("b")], ChatOptions(tools=[TOOL]), True), (9, [system("s")], CHAT, False)])
+@example(
+    [(9, [called("f", {"a": 1}), result("p"), user("a")], CHAT, True), (0, [called("f", {"a": True}), user("a")], CHAT, True)]
+)
+def test_a_prompt_is_the_same_whatever_was_written_before(changes: list[tuple[int, list[Message], ChatOptions, bool]]) -> None:
+    messages: list[Message] = []
+    asked, before = ChatOptions(), None
+    for kept, added, options, stays in changes:
+        messages = messages[:kept] + added
+        asked = asked if stays else options
+        written, anew = outcome(messages, asked, before), outcome(messages, asked)
+        assert written == anew
+        before = written if isinstance(written, Written) else before
+
+
+def test_the_turns_before_the_last_question_are_not_read_again() -> None:
+    class Counted(dict[str, Any]):
+        reads = 0
+
+        def get(self, key: str, default: Any = None) -> Any:
+            Counted.reads += 1
+            return super().get(key, default)
+
+    talk = [system("s"), *(Counted(message) for _ in range(50) for message in (called("f", "{}"), result("p")))]
+    first = DsmlTemplate().write(talk, ChatOptions(tools=[TOOL]))
+    once, Counted.reads = Counted.reads, 0
+    talk += [Counted(called("f", "{}")), Counted(result("q"))]
+    assert DsmlTemplate().write(talk, ChatOptions(tools=[TOOL]), first).text.raw.startswith(first.text.raw)
+    assert 0 < Counted.reads < once / 10
+
+
+def test_a_message_that_cannot_be_compared_is_written_anew() -> None:
+    talk = [user("a"), called("f", {"a": 1 << 70}), result("p"), user("b")]
+    written = DsmlTemplate().write(talk)
+    assert written.stem is None and str(1 << 70) in written.text.raw.decode()
+    assert DsmlTemplate().write(talk, None, written) == written

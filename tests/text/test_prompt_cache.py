@@ -13,7 +13,8 @@ from tokenizers.processors import TemplateProcessing
 from rackserve.base.errors import RequestError
 from rackserve.base.keys import CacheNamespace, extend_chain
 from rackserve.text.numbers import NumberTokenizer
-from rackserve.text.prompt_cache import MAX_FORKS, STRIDE_BYTES, Prompt, PromptCache, Scope, common_prefix
+from rackserve.text.prompt_cache import MAX_FORKS, STRIDE_BYTES, Prompt, PromptCache, Scope
+from rackserve.text.prompt_text import PromptText, Written
 from rackserve.text.tokenizer import Piece, Tokenizer, Vocabulary
 from tests.text.deepseek import deepseek_tokenizer
 from tests.text.small_model import backend, small_tokenizer
@@ -267,9 +268,10 @@ def test_text_that_is_no_unicode_is_refused() -> None:
             call()
 
 
-@settings(derandomize=True, max_examples=200, deadline=None)
-@given(st.binary(max_size=6), st.binary(max_size=6), st.binary(max_size=6))
-def test_common_prefix_is_the_first_difference(same: bytes, a: bytes, b: bytes) -> None:
-    a, b = same + a, same + b
-    naive = next((place for place, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-    assert common_prefix(a, b) == naive
+def test_the_last_prompt_of_a_session_is_told_to_nobody_else() -> None:
+    cache = PromptCache(small_tokenizer())
+    first, second = Written(PromptText.whole("a")), Written(PromptText.whole("b"))
+    for written in (first, second):
+        cache.encode_written(written, Scope(b"root", 4, "s"))
+    assert cache.last(Scope(b"root", 4, "s")) == second
+    assert all(cache.last(other) is None for other in (Scope(b"other", 4, "s"), Scope(b"root", 4, "t"), Scope(b"root", 8, "s")))
