@@ -116,6 +116,7 @@ class NativeLlama:
 
         self._make = make
         self._decoder = make(MAX_ROWS)
+        self._logits = np.empty((0, weights.vocab), np.float32)
 
     @property
     def products(self) -> Mode:
@@ -137,8 +138,13 @@ class NativeLlama:
         return tokens
 
     def logits(self, hidden: Tensor, wanted: Tensor) -> Tensor:
-        """Logits float32 [len(wanted), vocab] of rows `wanted` of the last `forward`, which returned `hidden`."""
-        return torch.from_numpy(self._decoder.logits(wanted.to(torch.int32).numpy()))
+        """Logits float32 [len(wanted), vocab] of rows `wanted` of the last `forward`, which returned `hidden`.
+
+        Good until the next call, which writes to the same memory.
+        """
+        if len(wanted) > len(self._logits):
+            self._logits = np.empty((len(wanted), self._logits.shape[1]), np.float32)
+        return torch.from_numpy(self._decoder.logits(wanted.to(torch.int32).numpy(), self._logits[: len(wanted)]))
 
     def time_stages(self, on: bool) -> None:
         """Begin to count where steps spend their time, from zero on; or end it. A step longer than any before ends it too."""

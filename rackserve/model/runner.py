@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import array
+import math
 import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Literal, Protocol
 
 import torch
@@ -23,14 +25,14 @@ from rackserve.model.layout import KvDtype, kv_layout
 from rackserve.model.llama import Llama, LlamaWeights, load_weights
 from rackserve.model.native import NativeLlama, load_native
 from rackserve.model.products import Mode
-from rackserve.model.sampler import score, token_logprobs
+from rackserve.model.sampler import sample, score, token_logprobs
 from rackserve.model.sampling_state import Compile, SamplingStates
 
 Kernels = Literal["auto", "native", "torch"]
 
 
 class Forward(Protocol):
-    """One way to compute. `hidden` of one call of `forward` is good until the next."""
+    """One way to compute. What one call of `forward` or `logits` returns is good until the next of the same."""
 
     @property
     def products(self) -> Mode: ...
@@ -47,7 +49,7 @@ class Forward(Protocol):
 class EngineSequence:
     """What the engine remembers of a sequence between steps: its block table and the token it sampled last (-1: none)."""
 
-    blocks: list[int] = field(default_factory=list)
+    blocks: array.array[int] = field(default_factory=lambda: array.array("i"))
     last_token: int = -1
 
 
@@ -139,9 +141,12 @@ class LlamaRunner:
         order = sorted(range(len(step.items)), key=lambda at: step.items[at].num_tokens > 1)
         items = [step.items[at] for at in order]
         tokens = [token for item in items for token in self._tokens_of(item)]
-        tables = [self._table_of(item) for item in items]
-        for item, table in zip(items, tables, strict=True):
-            self._sequences.setdefault(item.sequence, EngineSequence()).blocks = table
+        for item in items:
+            self._check(item)
+        for item in items:
+            if item.sequence not in self._sequences:
+                self._sequences[item.sequence] = EngineSequence()
+            self._sequences[item.sequence].blocks.extend(item.new_blocks)
         results = self._compute(items, tokens) if items else []
         placed = dict(zip(order, results, strict=True))
         return StepResult(step.dp_rank, tuple(placed[at] for at in range(len(items))))
@@ -149,26 +154,28 @@ class LlamaRunner:
     @torch.inference_mode()
     def _compute(self, items: Sequence[StepItem], tokens: Sequence[int]) -> list[ItemResult]:
         spans = [Span(self._sequences[item.sequence].blocks, item.start, item.num_tokens) for item in items]
-        ends = torch.tensor([item.num_tokens for item in items]).cumsum(0) - 1
-        sampled = [at for at, item in enumerate(items) if item.sample]
-        wanted = ends[torch.tensor(sampled, dtype=torch.int64)]
+        ends = list(accumulate(item.num_tokens for item in items))
+        wanted = torch.tensor([end - 1 for item, end in zip(items, ends, strict=True) if item.sample], dtype=torch.int64)
         hidden = self._llama.forward(torch.tensor(tokens, dtype=torch.int64), spans)
-        logits = self._llama.logits(hidden, wanted)
-        finite = logits.sum(-1).isfinite().tolist()  # one number that is none makes its row's sum none
-        rows = dict(zip(sampled, zip(logits, finite, strict=True), strict=True))
-        results = [self._result(item, *rows.get(at, (None, True))) for at, item in enumerate(items)]
+        rows = iter(self._llama.logits(hidden, wanted).unbind())
+        results = [self._result(item, next(rows)) if item.sample else ItemResult(item.sequence, ()) for item in items]
         for at, item in enumerate(items):
             if item.scored:
-                results[at] = structs.replace(results[at], prompt_logprobs=self._scores(item, hidden, int(ends[at])))
+                results[at] = structs.replace(results[at], prompt_logprobs=self._scores(item, hidden, ends[at] - 1))
         return results
 
-    def _result(self, item: StepItem, logits: Tensor | None, finite: bool) -> ItemResult:
-        if logits is None:
-            return ItemResult(item.sequence, ())
-        if not finite:
+    def _result(self, item: StepItem, logits: Tensor) -> ItemResult:
+        # A NaN counts as the largest here, and a state that overflowed gives infinities of both signs: one look at the row.
+        row = logits.numpy()
+        best = int(row.argmax())
+        if not math.isfinite(row[best]):
             raise InvariantError(f"sequence {item.sequence}: logits are not finite; a block was read before its KV was written")
         state = self._sampling.of(item)
-        tokens = verify(logits[None], [], None, item.sampling, item.output_index, state)
+        if state is None:
+            drawn = item.sampling.temperature > 0.0
+            tokens = [sample(logits, item.sampling, item.output_index) if drawn else best]
+        else:
+            tokens = verify(logits[None], [], None, item.sampling, item.output_index, state)
         # Where nothing may follow, a step that is planned already computes what nobody reads, from any token.
         self._sequences[item.sequence].last_token = tokens[0] if tokens else 0
         scores = tuple(token_logprobs(logits, token, item.logprobs) for token in tokens) if item.logprobs >= 0 else ()
@@ -193,18 +200,17 @@ class LlamaRunner:
             raise InvariantError(f"sequence {item.sequence}: {source}")
         return tokens
 
-    def _table_of(self, item: StepItem) -> list[int]:
-        """The sequence's block table with the item's new blocks."""
+    def _check(self, item: StepItem) -> None:
+        """InvariantError if the item does not fit the blocks of its sequence and its own."""
         known = self._sequences.get(item.sequence)
-        table = [*(known.blocks if known else ()), *item.new_blocks]
+        num_blocks = len(item.new_blocks) + (len(known.blocks) if known else 0)
         end = item.start + item.num_tokens
         if item.restore != -1 or item.snapshot != -1:
             raise InvariantError(f"sequence {item.sequence}: window slots named, but the model has no window state")
-        if item.start < 0 or end > min(len(table) * self._arena.block_tokens, self._config.max_positions):
-            room = f"{len(table)} blocks of {self._arena.block_tokens} and the model's {self._config.max_positions} positions"
+        if item.start < 0 or end > min(num_blocks * self._arena.block_tokens, self._config.max_positions):
+            room = f"{num_blocks} blocks of {self._arena.block_tokens} and the model's {self._config.max_positions} positions"
             raise InvariantError(f"sequence {item.sequence}: positions [{item.start}, {end}) do not fit {room}")
         if any(not 0 <= block < self._arena.num_blocks for block in item.new_blocks):
             raise InvariantError(
                 f"sequence {item.sequence}: block ids {item.new_blocks} exceed {self._arena.num_blocks} blocks"
             )
-        return table

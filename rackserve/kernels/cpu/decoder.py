@@ -145,9 +145,9 @@ class Decoder:
         given = (_Span * len(spans))(*(_Span(span.table.ctypes.data, span.start, span.count) for span in spans))
         self._check(self._library.c.rk_decoder_forward(self._decoder, given, len(spans), tokens.ctypes.data))
 
-    def logits(self, rows: NDArray[np.int32]) -> Floats:
-        """Logits float32 [n, vocab] of the rows in `rows` of the last `forward`."""
-        out = np.empty((len(rows), self.vocab), np.float32)
+    def logits(self, rows: NDArray[np.int32], out: Floats | None = None) -> Floats:
+        """Logits float32 [n, vocab] of the rows in `rows` of the last `forward`, in `out` if given: fresh memory is slow."""
+        out = np.empty((len(rows), self.vocab), np.float32) if out is None else out
         if len(rows):
             self._check(self._library.c.rk_decoder_logits(self._decoder, rows.ctypes.data, len(rows), out.ctypes.data))
         return out
