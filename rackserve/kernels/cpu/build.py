@@ -10,6 +10,9 @@ import platform
 import shutil
 import subprocess
 import sys
+import tempfile
+import time
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from pathlib import Path
 
 SOURCES = Path(__file__).parent / "src"
@@ -22,7 +25,6 @@ COMMON = (
     "-ffp-contract=off",
     "-fno-math-errno",
     "-fPIC",
-    "-shared",
     "-pthread",
     "-Wno-psabi",
     "-Wno-maybe-uninitialized",
@@ -37,7 +39,8 @@ VARIANTS: dict[str, tuple[str, ...]] = {
 SANITIZE = ("-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
 """What makes kernels look for their own errors; the process that loads them must have loaded libasan first."""
 
-SECONDS = 300
+SECONDS = 600
+"""How long a whole build may take."""
 
 
 def compiler() -> str | None:
@@ -57,22 +60,49 @@ def build(folder: Path = BUILT, names: list[str] | None = None, extra: tuple[str
     if command is None:
         return {"": "no C++ compiler (set CXX, or install g++)"}
     folder.mkdir(parents=True, exist_ok=True)
-    told = {}
-    for name in names or variants():
-        target, part = folder / f"kernels-{name}.so", folder / f".kernels-{name}.{os.getpid()}.so"
-        sources = [str(path) for path in sorted(SOURCES.glob("*.cpp"))]
-        line = [command, *COMMON, *VARIANTS[name], *extra, "-o", str(part), *sources]
-        try:
-            done = subprocess.run(line, capture_output=True, text=True, timeout=SECONDS, check=False)
-        except (OSError, subprocess.TimeoutExpired) as error:
-            told[name] = str(error)
-            continue
-        if done.returncode:
-            told[name] = (done.stderr.strip().splitlines() or ["the compiler failed"])[-1]
-            continue
-        part.replace(target)
-        told[name] = ""
-    return told
+    chosen, end = names or variants(), time.monotonic() + SECONDS
+    with (
+        tempfile.TemporaryDirectory(prefix=".kernels-", dir=folder) as scratch,
+        ThreadPoolExecutor(os.cpu_count()) as compilers,
+    ):
+        compiled = {name: _compile(command, name, extra, Path(scratch), end, compilers) for name in chosen}
+        return {name: _link(command, name, extra, compiled[name], folder, end) for name in chosen}
+
+
+def _compile(
+    command: str, name: str, extra: tuple[str, ...], scratch: Path, end: float, compilers: Executor
+) -> list[tuple[Path, Future[str]]]:
+    """Start to compile each source for one variant: the object files to be, and what goes wrong with each."""
+    objects = []
+    for source in sorted(SOURCES.glob("*.cpp")):
+        target = scratch / f"{name}-{source.stem}.o"
+        line = [command, *COMMON, *VARIANTS[name], *extra, "-c", "-o", str(target), str(source)]
+        objects.append((target, compilers.submit(_run, line, end)))
+    return objects
+
+
+def _link(
+    command: str, name: str, extra: tuple[str, ...], objects: list[tuple[Path, Future[str]]], folder: Path, end: float
+) -> str:
+    """Make one variant of its objects, all at once or not at all; what went wrong, or ""."""
+    problem = next((told for _, future in objects if (told := future.result())), "")
+    if problem:
+        return problem
+    part = objects[0][0].with_suffix(".so")
+    line = [command, *COMMON, *VARIANTS[name], *extra, "-shared", "-o", str(part), *(str(target) for target, _ in objects)]
+    problem = _run(line, end)
+    if not problem:
+        part.replace(folder / f"kernels-{name}.so")
+    return problem
+
+
+def _run(line: list[str], end: float) -> str:
+    """Run a compiler until `end` (monotonic seconds) at most; its last line if it fails, or ""."""
+    try:
+        done = subprocess.run(line, capture_output=True, text=True, timeout=max(end - time.monotonic(), 0.1), check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    return (done.stderr.strip().splitlines() or ["the compiler failed"])[-1] if done.returncode else ""
 
 
 def main(arguments: list[str]) -> int:
