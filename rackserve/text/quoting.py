@@ -27,9 +27,9 @@ class Quoting:
     __slots__ = ("_all", "_special", "_starts")
 
     def __init__(self, spellings: Mapping[str, bool]) -> None:
-        self._all = _any_of(spellings)
+        self._all = any_of(spellings)
         self._starts = {text[:4] for text in spellings if text}  # few, however many tokens there are
-        self._special = _any_of([text for text, special in spellings.items() if special])
+        self._special = any_of([text for text, special in spellings.items() if special])
 
     def mark(self, value: Any, sign: str, *, answer: bool = False) -> Any:
         """`value`, strings in it with `sign` around each token. Of an `answer`, which models write, special tokens only."""
@@ -76,8 +76,8 @@ def unused_sign(values: Any) -> str:
     return next(chr(code) for code in _SIGNS if chr(code) not in used)
 
 
-def _any_of(spellings: Mapping[str, bool] | list[str]) -> re.Pattern[str] | None:
-    """What finds any of them, at each place the longest."""
+def any_of(spellings: Mapping[str, bool] | list[str]) -> re.Pattern[str] | None:
+    """What finds any of them, at each place the longest; None if there are none."""
     ordered = sorted((text for text in spellings if text), key=len, reverse=True)
     return re.compile("|".join(map(re.escape, ordered))) if ordered else None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from array import array
 from collections.abc import Iterable
@@ -13,7 +14,7 @@ from tokenizers import Tokenizer as Backend
 
 from rackserve.base.errors import FileFormatError, RequestError
 from rackserve.text.quoting import Piece as Piece
-from rackserve.text.quoting import Quoting
+from rackserve.text.quoting import Quoting, any_of
 
 
 def pack(ids: Iterable[int]) -> bytes:
@@ -172,9 +173,9 @@ class Tokenizer:
         """Ids as `encode_pieces`, and the cuts of the joined text: the ends of `CutTokens` that the template wrote."""
         pieces = tuple(pieces)
         ids = self._piece_ids(pieces)
-        places = [place for place, number in enumerate(ids) if number in self._added]
+        added = self._added
         ends, counts = array("q"), array("q")
-        start, order = 0, iter(places)
+        start, order = 0, iter([place for place, number in enumerate(ids) if number in added])
         for piece in pieces:
             for mark in self._marks_in(piece.text) if piece.ours else ():
                 place = next(order, -1)
@@ -185,6 +186,8 @@ class Tokenizer:
         return Encoded(pack(ids), ends, counts)
 
     def _piece_ids(self, pieces: tuple[Piece, ...]) -> list[int]:
+        if self.quoting.spelt([piece.text for piece in pieces if not piece.ours]):
+            return self._encode_apart(pieces)
         (ids,) = _ids(self._backend, ["".join(piece.text for piece in pieces)])
         written = [mark.id for piece in pieces if piece.ours for mark in self._marks_in(piece.text)]
         return ids if list(filter(self._added.__contains__, ids)) == written else self._encode_apart(pieces)
@@ -193,12 +196,18 @@ class Tokenizer:
         """The added tokens in a text of the template; remembered if it is short, for templates have few such texts."""
         marks = self._marks.get(text)
         if marks is None:
-            encoding = self._backend.encode(text, add_special_tokens=False)
-            found = zip(encoding.ids, encoding.offsets, strict=True)
-            marks = tuple(Mark(number, *span, len(text[: span[1]].encode())) for number, span in found if number in self._added)
+            marks = tuple(Mark(number, *span, len(text[: span[1]].encode())) for number, span in self._added_in(text))
             if len(text) <= MAX_REMEMBERED and len(self._marks) < MAX_REMEMBERED:
                 self._marks[text] = marks
         return marks
+
+    def _added_in(self, text: str) -> Iterable[tuple[int, tuple[int, int]]]:
+        """Id, first character and the one after the last of each added token. Encoding always tells, but slowly."""
+        if self._cuts.complete:
+            return self._cuts.search(text)
+        encoding = self._backend.encode(text, add_special_tokens=False)
+        found = zip(encoding.ids, encoding.offsets, strict=True)
+        return [(number, span) for number, span in found if number in self._added]
 
     def _encode_apart(self, pieces: tuple[Piece, ...]) -> list[int]:
         """Ids with the template's special tokens set between runs of text in which nothing is special."""
@@ -259,14 +268,15 @@ class CutTokens:
     right and at each place the longest. What lies between two found tokens is encoded on its own, and the search behind one
     goes on as if the text began there. So the end of a found token t is a cut unless other text behind it would have let
     a token T be found that takes in the end of t and more. T then contains all of t, or begins with an end of t.
-    `ids` are the tokens of which no other one contains the spelling or begins with an end.
+    `ids` are the tokens of which no other one contains the spelling or begins with an end. `complete`: all added
+    tokens are known here, so that `search` finds them in any text.
 
     Where that argument does not hold there are no cuts: with tokens that look at what surrounds them (whole words only, white
     space swallowed), and with tokens whose ids plain text can have too, by merges. Tokens matched in normalized text do not
     count, unless normalizing changes nothing.
     """
 
-    __slots__ = ("_spelt", "ids")
+    __slots__ = ("_first", "_numbers", "_second", "_spelt", "complete", "ids")
 
     def __init__(self, backend: Backend) -> None:
         added = backend.get_added_tokens_decoder()
@@ -277,6 +287,10 @@ class CutTokens:
         if looking or any(len(tokens) == 1 and tokens[0].id in raw for tokens in merged):
             raw = {}
         self._spelt = {number: spelt.encode() for number, spelt in raw.items()}
+        classes = [[token.content for token in added.values() if token.normalized is kind] for kind in (False, True)]
+        self._first, self._second = map(any_of, classes)
+        self._numbers = {spelt: number for number, spelt in raw.items()}
+        self.complete = len(self._numbers) == len(added)
         everything = "\n".join(raw.values())
         beginnings = {spelt[:end] for spelt in raw.values() for end in range(1, len(spelt))}
         self.ids = frozenset(
@@ -284,6 +298,16 @@ class CutTokens:
             for number, spelt in raw.items()
             if everything.count(spelt) == 1 and not any(spelt[start:] in beginnings for start in range(1, len(spelt)))
         )
+
+    def search(self, text: str) -> list[tuple[int, tuple[int, int]]]:
+        """The added tokens in `text` in order: id, first character and the one after the last. Only if `complete`."""
+        found: list[tuple[int, int]] = []
+        done = 0
+        for start, end in [*_spans(self._first, text, 0, len(text)), (len(text), len(text))]:
+            found += _spans(self._second, text, done, start)
+            found += [(start, end)] if end > start else []
+            done = end
+        return [(self._numbers[text[start:end]], (start, end)) for start, end in found]
 
     def find(self, raw: bytes, ids: list[int]) -> tuple[array[int], array[int]]:
         """Bytes and ids before each cut of the text `raw` (UTF-8), whose ids are `ids`.
@@ -293,13 +317,17 @@ class CutTokens:
         """
         ends, counts, done = array("q"), array("q"), 0
         spelt = self._spelt
-        for place, number in enumerate(ids):
-            if number in spelt:
-                done = raw.index(spelt[number], done) + len(spelt[number])
-                if number in self.ids:
-                    ends.append(done)
-                    counts.append(place + 1)
+        for place in [place for place, number in enumerate(ids) if number in spelt]:
+            number = ids[place]
+            done = raw.index(spelt[number], done) + len(spelt[number])
+            if number in self.ids:
+                ends.append(done)
+                counts.append(place + 1)
         return ends, counts
+
+
+def _spans(pattern: re.Pattern[str] | None, text: str, start: int, end: int) -> list[tuple[int, int]]:
+    return [] if pattern is None else [found.span() for found in pattern.finditer(text, start, end)]
 
 
 def _frame(backend: Backend) -> tuple[bytes, bytes]:

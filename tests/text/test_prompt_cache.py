@@ -122,6 +122,19 @@ def test_a_token_that_other_text_might_swallow_is_no_cut(before: str, token: str
         assert vocabulary.encode(text) == encoded.tokens[: 4 * count] + vocabulary.encode(other)
 
 
+@pytest.mark.parametrize("name", VOCABULARIES)
+@settings(derandomize=True, max_examples=200, deadline=None)
+@given(st.lists(st.one_of(st.sampled_from(PARTS), st.text("<ab>cé", max_size=4)), max_size=8).map("".join))
+def test_a_search_finds_the_added_tokens_that_encoding_finds(name: str, text: str) -> None:
+    vocabulary = VOCABULARIES[name]()
+    if not vocabulary._cuts.complete:
+        assert name in ("swallowing", "looking", "disguised", "normalizing")
+        return
+    encoding = vocabulary._backend.encode(text, add_special_tokens=False)
+    found = zip(encoding.ids, encoding.offsets, strict=True)
+    assert vocabulary._cuts.search(text) == [(number, span) for number, span in found if number in vocabulary._added]
+
+
 _pieces = st.lists(st.builds(Piece, _text, st.booleans()), max_size=5)
 
 
