@@ -26,10 +26,9 @@ def tied(rows: int, width: int, seed: int = 0) -> torch.Tensor:
     return scores
 
 
-@pytest.mark.parametrize("width", [1, 7, 64, 150])
-@pytest.mark.parametrize("count", [1, 5, 70])
+@pytest.mark.parametrize(("width", "count"), [(1, 5), (7, 1), (64, 70), (150, 5), (150, 70)])
 def test_it_chooses_what_the_reference_chooses_also_among_equals(width: int, count: int) -> None:
-    scores = torch.cat([tied(3, width), noise(2, width), torch.full((1, width), -INF), torch.zeros(1, width)])
+    scores = torch.cat([tied(2, width), noise(1, width), torch.full((1, width), -INF), torch.zeros(1, width)])
     scores[1, width // 2] = INF
     assert torch.equal(selection.select(scores, count).long(), best(scores, count))
 
