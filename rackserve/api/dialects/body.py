@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Generic, NamedTuple, TypeVar
+from functools import cache
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 import msgspec
 
@@ -37,7 +38,7 @@ class Table(msgspec.Struct, Generic[Body], frozen=True):
 
     def read(self, raw: bytes) -> Read[Body]:
         """The body in `raw` JSON. Raises RequestError naming the field at fault."""
-        body, others = parse(raw, self.kind, self.refused)
+        body, others = parse(raw, self.kind, self.refused, self.harmless)
         for name in self.required:
             if getattr(body, name) is None:
                 raise RequestError(f"{name} is missing", param=name, code="missing_required_parameter")
@@ -45,13 +46,41 @@ class Table(msgspec.Struct, Generic[Body], frozen=True):
         return Read(body, unknown, tuple(name for name in others if name in self.harmless))
 
 
-def parse(raw: bytes, kind: type[Body], without_effect: Mapping[str, tuple[Any, ...]]) -> tuple[Body, tuple[str, ...]]:
+def parse(
+    raw: bytes, kind: type[Body], without_effect: Mapping[str, tuple[Any, ...]], harmless: frozenset[str] = frozenset()
+) -> tuple[Body, tuple[str, ...]]:
     """The body in `raw` JSON, and the names of fields that `kind` does not have.
 
     without_effect: fields whose meaning is known and that nothing is done about, with the values that ask for nothing
-    (besides null). Raises RequestError naming the field for a wrong type, a value out of range, or a field of those that
-    does ask for something.
+    (besides null). Most bodies have, besides these, no field but the `harmless`: such a one is read once. Raises RequestError
+    naming the field for a wrong type, a value out of range, or a field of those that does ask for something.
     """
+    closed = _closed(kind, frozenset(without_effect), harmless)
+    try:
+        body = msgspec.json.decode(raw, type=closed)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        return _parse_open(raw, kind, without_effect)  # the long way tells what is wrong, if anything is
+    others: list[str] = []
+    for name in closed.__struct_fields__[len(kind.__struct_fields__) :]:
+        value = getattr(body, name)
+        if value is not msgspec.UNSET and name in without_effect:
+            _refuse_effect(name, msgspec.json.decode(value), without_effect[name])
+        elif value is not msgspec.UNSET:
+            others.append(name)
+    return body, tuple(others)
+
+
+@cache
+def _closed(kind: type[Body], *names: frozenset[str]) -> type[Body]:
+    """`kind` with fields of these names besides, and no others."""
+    more = sorted(frozenset().union(*names).difference(kind.__struct_encode_fields__))
+    fields = [(name, msgspec.Raw | msgspec.UnsetType, msgspec.field(default=msgspec.UNSET)) for name in more]
+    made = msgspec.defstruct(kind.__name__, fields, bases=(kind,), frozen=True, kw_only=True, forbid_unknown_fields=True)
+    return cast("type[Body]", made)
+
+
+def _parse_open(raw: bytes, kind: type[Body], without_effect: Mapping[str, tuple[Any, ...]]) -> tuple[Body, tuple[str, ...]]:
+    """As `parse`, of a body with any fields."""
     try:
         fields = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
         body = _decode(raw, kind)

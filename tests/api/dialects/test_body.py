@@ -3,7 +3,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from rackserve.api.dialects.chat import ChatBody
+from rackserve.api.dialects.chat import CHAT, ChatBody
+from rackserve.base.errors import RequestError
 from tests.api.dialects.parsing import refusal
 
 
@@ -61,3 +62,13 @@ def test_chat_fields_are_named_too(raw: bytes, param: str) -> None:
 )
 def test_a_body_that_is_no_json_object_is_refused(raw: bytes) -> None:
     assert refusal(raw).param is None
+
+
+def test_fields_are_told_whatever_others_the_body_has() -> None:
+    body = {"messages": [{"role": "user", "content": "a"}], "user": "u", "audio": None, "functions": [], "store": True}
+    for more in ({}, {"nobody_knows": 1}):
+        read = CHAT.read(msgspec.json.encode({**body, **more}))
+        assert read.body.messages == body["messages"] and read.unknown == tuple(more)
+        assert sorted(read.ignored) == ["store", "user"]
+        with pytest.raises(RequestError, match="audio is not supported"):
+            CHAT.read(msgspec.json.encode({**body, **more, "audio": {}}))
