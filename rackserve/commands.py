@@ -88,7 +88,7 @@ REPEAT_S = 0.2
 
 async def _serve(settings: Settings, events: str | None, traffic: TrafficLog | None) -> int:
     """Serve until a signal: the first one drains (or ends a start-up), a second one interrupts."""
-    from rackserve.serving import KEY_VARIABLE, OpenServer, open_server
+    from rackserve.serving import OpenServer, open_server
 
     sinks = [_events_file(events)] if events else []
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
@@ -115,7 +115,7 @@ async def _serve(settings: Settings, events: str | None, traffic: TrafficLog | N
         loop.add_signal_handler(signal.SIGHUP, on_hangup)
     try:
         async with open_server(settings, sinks, traffic) as server:
-            keys = "a key is asked for" if settings.security.key_file or os.environ.get(KEY_VARIABLE) else "no key is asked for"
+            keys = "a key is asked for" if server.keys else "no key is asked for"
             print(f"serving {server.served.names[0]} on {server.url} (Ctrl-C to stop)", flush=True)
             print(f"  context {server.served.max_model_len:,} tokens; {keys}; the page is at {server.url}/", flush=True)
             await server.stop.wait()

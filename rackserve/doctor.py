@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from rackserve.api.guard import LOOPBACK
+from rackserve.api.keys import KEY_VARIABLE
 from rackserve.api.server import RESERVED_DESCRIPTORS, listen
 from rackserve.arguments import add_settings
 from rackserve.base.errors import RackserveError, ResourceError
@@ -26,7 +27,7 @@ from rackserve.doctor_server import Verdict, examine_server
 from rackserve.live.regions import RegionShape, available_bytes, check_memory
 from rackserve.live.runner import layout_of, process_bytes, require_packages
 from rackserve.model.embedded import cache_root
-from rackserve.serving import KEY_VARIABLE, describe_model, open_keys
+from rackserve.serving import describe_model, open_keys
 
 DISK_BYTES = 1 << 30
 FEW_DESCRIPTORS = 1024

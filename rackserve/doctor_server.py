@@ -9,7 +9,8 @@ from urllib.parse import urlsplit
 
 import httpx
 
-KEY_VARIABLE = "RACKSERVE_API_KEY"
+from rackserve.api.keys import KEY_VARIABLE
+
 TIMEOUT_S = 10.0
 ANSWER_S = 60.0
 

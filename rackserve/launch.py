@@ -19,9 +19,9 @@ from typing import Any
 
 import httpx
 
+from rackserve.api.keys import KEY_VARIABLE
 from rackserve.base.errors import ConfigError, ResourceError
 
-KEY_VARIABLE = "RACKSERVE_API_KEY"
 NO_KEY = "none"
 """Given to agents that insist on a key where the server asks for none."""
 

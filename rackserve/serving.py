@@ -20,12 +20,12 @@ from starlette.types import ASGIApp
 from rackserve.api.admission import Admission
 from rackserve.api.factory import RequestFactory
 from rackserve.api.gateway import Gateway
-from rackserve.api.guard import LOOPBACK, Guard, Sessions
+from rackserve.api.guard import Guard, Sessions, keys_at, names_at
 from rackserve.api.health import Health
 from rackserve.api.holdings import Holding
 from rackserve.api.http import create_app
 from rackserve.api.journal import Journal, RefusalLog, Witness
-from rackserve.api.keys import KeyRing
+from rackserve.api.keys import KEY_VARIABLE, KeyRing
 from rackserve.api.logs import FIELDS
 from rackserve.api.metrics import Metrics
 from rackserve.api.opening import Opening
@@ -65,8 +65,6 @@ log = logging.getLogger("rackserve.serving")
 
 API: NodeId = "api"
 
-KEY_VARIABLE = "RACKSERVE_API_KEY"
-
 
 class Tap(Protocol):
     """Sees what passes between the HTTP front end and the frontend node: a transcript, or a recording of the traffic."""
@@ -101,6 +99,7 @@ class OpenServer:
     metrics: Metrics
     served: Served
     stop: asyncio.Event
+    keys: KeyRing
     reload_keys: Callable[[], None]
 
 
@@ -176,7 +175,8 @@ async def open_server(settings: Settings, sinks: Sequence[Sink] = (), tap: Tap |
         admission = Admission(
             early, settings.limits.tenant_requests, count=seen.metrics.error_sent, is_full=lambda: rack.is_full
         )
-        guard = Guard(admission, keys, sessions, hosts=_hosts(settings), open_metrics=settings.security.open_metrics)
+        hosts = names_at(settings.server.host, settings.security.hosts)
+        guard = Guard(admission, keys, sessions, hosts=hosts, open_metrics=settings.security.open_metrics)
         stop = asyncio.Event()
         running = _start_serving(
             RefusalLog(guard, seen.metrics.error_sent), listener, opening, state, stop, rack, settings.server.grace
@@ -193,7 +193,9 @@ async def open_server(settings: Settings, sinks: Sequence[Sink] = (), tap: Tap |
                     opening.open(app, gateway)
                     state.loading, state.ready = False, _can_serve(rack.status())
                     try:
-                        yield OpenServer(_url(listener), rack, seen.metrics, served, stop, partial(_reload, keys, sessions))
+                        yield OpenServer(
+                            _url(listener), rack, seen.metrics, served, stop, keys, partial(_reload, keys, sessions)
+                        )
                         stop.set()
                         await asyncio.wait((running,))  # unlike `await running`, does not cancel it when we are
                         running.result()
@@ -346,15 +348,9 @@ def _open_events(settings: Settings, closing: contextlib.ExitStack) -> KvAnnounc
 
 
 def open_keys(settings: Settings) -> KeyRing:
-    """The keys of a server. Raises ConfigError if it has none and others than this machine could reach it."""
-    keys = KeyRing.open(settings.security.key_file, os.environ.get(KEY_VARIABLE, ""))
-    host = settings.server.host
-    if not keys and host not in LOOPBACK and not settings.security.keyless:
-        raise ConfigError(
-            f"server.host is {host} and there is no API key: anyone who reaches this address could use the rack. Set "
-            f"{KEY_VARIABLE} or security.key_file (`rackserve key` makes one), or security.keyless=true if that is meant"
-        )
-    return keys
+    """The keys of a server, from its settings and the environment. Raises as `keys_at`."""
+    security = settings.security
+    return keys_at(settings.server.host, security.key_file, os.environ.get(KEY_VARIABLE, ""), keyless=security.keyless)
 
 
 def _reload(keys: KeyRing, sessions: Sessions) -> None:
@@ -366,14 +362,6 @@ def _reload(keys: KeyRing, sessions: Sessions) -> None:
         return
     sessions.end_of(gone)
     log.info("the key file was read again", extra={FIELDS: {"removed": len(gone)}})
-
-
-def _hosts(settings: Settings) -> frozenset[str]:
-    """Names under which the server may be addressed: on loopback only its own, elsewhere any unless some are given."""
-    given = {name.lower() for name in settings.security.hosts}
-    if settings.server.host in LOOPBACK:
-        return frozenset({*LOOPBACK, *given})
-    return frozenset({settings.server.host.lower(), *LOOPBACK, *given}) if given else frozenset()
 
 
 def _can_serve(ranks: Sequence[RankStatus]) -> bool:

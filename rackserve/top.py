@@ -12,10 +12,10 @@ from typing import Any
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from rackserve.api.keys import KEY_VARIABLE
 from rackserve.arguments import number_within
 from rackserve.base.errors import ConfigError
 
-KEY_VARIABLE = "RACKSERVE_API_KEY"
 TIMEOUT_S = 10.0
 PREFIX = "rackserve_"
 QUANTILES = (0.5, 0.99)

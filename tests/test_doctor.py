@@ -8,13 +8,13 @@ import msgspec
 import pytest
 
 from rackserve import doctor
+from rackserve.api.keys import KEY_VARIABLE
 from rackserve.base.errors import FileFormatError
 from rackserve.base.topology import Topology
 from rackserve.cli import main
 from rackserve.config import SecurityConfig, ServerConfig, Settings
 from rackserve.doctor import CHECKS, Finding, cpu_flags, examine
 from rackserve.live.runner import RunnerSpec
-from rackserve.serving import KEY_VARIABLE
 
 SMALL = Settings(
     topology=Topology(prefill_blocks=64, decode_blocks=64, segment_blocks=16), runner=RunnerSpec(), server=ServerConfig(port=0)

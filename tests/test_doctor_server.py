@@ -7,8 +7,9 @@ from typing import Any
 import httpx
 import pytest
 
+from rackserve.api.keys import KEY_VARIABLE
 from rackserve.cli import main
-from rackserve.doctor_server import KEY_VARIABLE, Finding, examine_server
+from rackserve.doctor_server import Finding, examine_server
 
 MODELS = {"data": [{"id": "m", "max_model_len": 4096}]}
 UP = {"worker": "decode0", "state": "up"}

@@ -20,9 +20,10 @@ from typing import Any
 import pytest
 import yaml
 
+from rackserve.api.keys import KEY_VARIABLE
 from rackserve.base.errors import ConfigError
 from rackserve.cli import main
-from rackserve.launch import AGENTS, KEY_VARIABLE, NO_KEY, find_target
+from rackserve.launch import AGENTS, NO_KEY, find_target
 
 STUB = """#!{python}
 import json, os, sys, time, pathlib

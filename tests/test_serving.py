@@ -13,6 +13,7 @@ import httpx
 import msgspec
 import pytest
 
+from rackserve.api.keys import KEY_VARIABLE
 from rackserve.api.server import listen
 from rackserve.base.errors import ConfigError, FileFormatError
 from rackserve.base.topology import Topology
@@ -22,7 +23,7 @@ from rackserve.live.recorder import Recorded
 from rackserve.live.runner import RunnerSpec, layout_of
 from rackserve.live.supervisor import RankStatus, SupervisorConfig
 from rackserve.model.files import GOLDEN_FOLDER
-from rackserve.serving import KEY_VARIABLE, OpenServer, _can_serve, describe_model, health_of, open_keys, open_server
+from rackserve.serving import OpenServer, _can_serve, describe_model, health_of, open_keys, open_server
 from rackserve.text.deepseek_tokenizer import complete
 from rackserve.text.dsml import DsmlTemplate
 from rackserve.text.tokenizer import pack, unpack

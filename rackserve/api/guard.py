@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from http.cookies import CookieError, SimpleCookie
 from urllib.parse import urlsplit
 
@@ -14,12 +14,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rackserve.api.call import Caller
 from rackserve.api.errors import error_headers
-from rackserve.api.keys import KeyRing, key_in
+from rackserve.api.keys import KEY_VARIABLE, KeyRing, key_in
 from rackserve.api.refusals import body_for, head_of
-from rackserve.base.errors import RequestError
+from rackserve.base.errors import ConfigError, RequestError
 from rackserve.page.form import FORM_HEADERS, asks_for_page, form
 
-OPEN = frozenset({("GET", "/health"), ("GET", "/live"), ("GET", "/ready"), ("POST", "/login")})
+LOGIN = ("POST", "/login")
+OPEN = frozenset({("GET", "/health"), ("GET", "/live"), ("GET", "/ready"), LOGIN})
 """All that needs no key: whether the server lives, and the form that asks for one. Anything new needs a key."""
 
 ADMIN = "/admin/"
@@ -65,6 +66,7 @@ class Sessions:
 class Guard:
     """Wraps the application. Puts the `Caller` into the scope of what it lets through.
 
+    sessions      of browsers; None: there is no page to sign in to, so people get errors like programs
     hosts         names under which the server may be addressed; empty: any. Others are refused, as a page of another site
                   whose name was made to point here would be
     open_metrics  /metrics needs no key
@@ -74,23 +76,24 @@ class Guard:
         self,
         app: ASGIApp,
         keys: KeyRing,
-        sessions: Sessions,
+        sessions: Sessions | None,
         *,
         hosts: frozenset[str] = frozenset(),
         open_metrics: bool = False,
     ) -> None:
         self._app = app
         self._keys = keys
-        self._sessions = sessions
+        self._sessions = Sessions() if sessions is None else sessions
+        self._has_page = sessions is not None
         self._hosts = hosts
-        self._open = OPEN | ({("GET", "/metrics")} if open_metrics else frozenset())
+        self._open = OPEN - (set() if self._has_page else {LOGIN}) | ({("GET", "/metrics")} if open_metrics else set())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             try:
                 scope["caller"] = self._admit(scope)
             except RequestError as error:
-                await _refuse(scope, error, send)
+                await self._refuse(scope, error, send)
                 return
         elif scope["type"] != "lifespan":
             return
@@ -118,6 +121,15 @@ class Guard:
             raise RequestError("this key may not use admin routes", code="forbidden", status=403)
         return caller
 
+    async def _refuse(self, scope: Scope, error: RequestError, send: Send) -> None:
+        body, headers = body_for(scope["path"], error), error_headers(error)
+        if error.status == 401:
+            if self._has_page and asks_for_page(scope["method"], scope["path"], Headers(scope=scope)):
+                body, headers = form(), FORM_HEADERS
+            headers = {**headers, "www-authenticate": "Bearer"}
+        await send(head_of(error.status, {**headers, "connection": "close"}, body))
+        await send({"type": "http.response.body", "body": body})
+
     def _check_origin(self, headers: Headers) -> None:
         host = headers.get("host", "")
         if self._hosts and _hostname(host) not in self._hosts:
@@ -143,12 +155,23 @@ def _hostname(host: str) -> str:
     return host.rpartition(":")[0].lower() if ":" in host else host.lower()
 
 
-async def _refuse(scope: Scope, error: RequestError, send: Send) -> None:
-    body, headers = body_for(scope["path"], error), error_headers(error)
-    if error.status == 401 and asks_for_page(scope["method"], scope["path"], Headers(scope=scope)):
-        body, headers = form(), FORM_HEADERS
-    headers = {**headers, "connection": "close"}
-    if error.status == 401:
-        headers["www-authenticate"] = "Bearer"
-    await send(head_of(error.status, headers, body))
-    await send({"type": "http.response.body", "body": body})
+def keys_at(host: str, key_file: str, single: str, *, keyless: bool) -> KeyRing:
+    """The keys of a server that listens on `host`: those in a file, and one that was given by itself.
+
+    Raises ConfigError if there are none although others than this machine could reach it and that is not meant (`keyless`), or
+    FileFormatError naming the file.
+    """
+    keys = KeyRing.open(key_file, single)
+    if not keys and host not in LOOPBACK and not keyless:
+        raise ConfigError(
+            f"there is no API key, and anyone who reaches {host} could ask for work. Set {KEY_VARIABLE} or security.key_file "
+            "(`rackserve key` makes one), or security.keyless=true if that is meant"
+        )
+    return keys
+
+
+def names_at(host: str, given: Iterable[str]) -> frozenset[str]:
+    """Names under which a server on `host` may be addressed: on loopback only its own, elsewhere any (empty) unless some are
+    given."""
+    names = {name.lower() for name in given}
+    return frozenset({host.lower(), *LOOPBACK, *names}) if names or host in LOOPBACK else frozenset()

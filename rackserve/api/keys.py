@@ -18,6 +18,9 @@ from rackserve.base.errors import ConfigError, FileFormatError
 
 KEY_PREFIX = "rk-"
 
+KEY_VARIABLE = "RACKSERVE_API_KEY"
+"""Where a server finds its one key, and a client's command the key that it sends."""
+
 
 class KeyEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One key in a key file. sha256: of the key, in hex, so that the file gives no key away.

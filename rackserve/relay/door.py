@@ -5,12 +5,10 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping
 
-from rackserve.api.guard import LOOPBACK
-from rackserve.api.keys import KeyRing
-from rackserve.base.errors import ConfigError
+from rackserve.api.guard import keys_at, names_at
+from rackserve.api.keys import KEY_VARIABLE, KeyRing
 from rackserve.relay.config import RouteConfig
 
-KEY_VARIABLE = "RACKSERVE_API_KEY"
 WORKER_KEY_VARIABLE = "RACKSERVE_WORKER_KEY"
 
 
@@ -36,19 +34,7 @@ class Door:
 
     @classmethod
     def open(cls, config: RouteConfig, environment: Mapping[str, str]) -> Door:
-        """The door that settings and environment tell of.
-
-        Raises ConfigError where anyone could reach a router without keys, or FileFormatError naming the key file.
-        """
-        keys = KeyRing.open(config.security.key_file, environment.get(KEY_VARIABLE, ""))
-        if not keys and config.host not in LOOPBACK and not config.security.keyless:
-            raise ConfigError(
-                f"host is {config.host} and there is no API key: anyone who reaches this address could use the workers. Set "
-                f"{KEY_VARIABLE} or security.key_file (`rackserve key` makes one), or security.keyless if that is meant"
-            )
-        given = {name.lower() for name in config.security.hosts}
-        if config.host in LOOPBACK:
-            hosts = frozenset({*LOOPBACK, *given})
-        else:
-            hosts = frozenset({config.host.lower(), *LOOPBACK, *given}) if given else frozenset()
-        return cls(keys, environment.get(WORKER_KEY_VARIABLE, ""), hosts)
+        """The door that settings and environment tell of. Raises as `keys_at`."""
+        security = config.security
+        keys = keys_at(config.host, security.key_file, environment.get(KEY_VARIABLE, ""), keyless=security.keyless)
+        return cls(keys, environment.get(WORKER_KEY_VARIABLE, ""), names_at(config.host, security.hosts))

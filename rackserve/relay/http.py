@@ -15,7 +15,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from rackserve.api.admission import Admission
-from rackserve.api.guard import Guard, Sessions
+from rackserve.api.guard import Guard
 from rackserve.api.health import knows
 from rackserve.api.refusals import refuse_path
 from rackserve.relay.forward import Forward
@@ -47,7 +47,7 @@ def create_app(relay: Relay) -> ASGIApp:
     app = Starlette(routes=routes(relay), exception_handlers={HTTPException: refuse_path}, lifespan=lifespan)
     config, door = relay.config, relay.door
     admission = Admission(app, config.tenant_requests)
-    return Guard(admission, door.keys, Sessions(), hosts=door.hosts, open_metrics=config.security.open_metrics)
+    return Guard(admission, door.keys, None, hosts=door.hosts, open_metrics=config.security.open_metrics)
 
 
 def routes(relay: Relay) -> list[Route]:

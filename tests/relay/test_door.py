@@ -8,13 +8,13 @@ import hashlib
 import msgspec
 import pytest
 
-from rackserve.api.guard import OPEN
-from rackserve.api.keys import KeyEntry, KeyRing
+from rackserve.api.guard import LOGIN, OPEN
+from rackserve.api.keys import KEY_VARIABLE, KeyEntry, KeyRing
 from rackserve.base.errors import ConfigError, FileFormatError
 from rackserve.cli import main
 from rackserve.config import SecurityConfig
 from rackserve.relay.config import RouteConfig, WorkerConfig
-from rackserve.relay.door import KEY_VARIABLE, WORKER_KEY_VARIABLE, Door
+from rackserve.relay.door import WORKER_KEY_VARIABLE, Door
 from rackserve.relay.http import routes
 from tests.relay.rig import PROMPT, routing, run, until
 
@@ -37,8 +37,8 @@ def test_every_route_needs_a_key_but_the_written_list() -> None:
             spelled = [
                 ("POST", path) for path in ("//v1/completions", "/v1/completions/", "/V1/completions", "/v1/../v1/models")
             ]
-            for method, path in [*table, *spelled, ("OPTIONS", "/v1/models"), ("DELETE", "/health"), ("GET", "/new")]:
-                opened = (("GET" if method == "HEAD" else method), path) in OPEN
+            for method, path in [*table, *spelled, ("OPTIONS", "/v1/models"), ("DELETE", "/health"), ("GET", "/new"), LOGIN]:
+                opened = (("GET" if method == "HEAD" else method), path) in OPEN - {LOGIN}
                 for headers in ({}, {"authorization": "Bearer wrong"}, {"x-api-key": "wrong"}):
                     answer = await rig.client.request(method, path, headers=headers, content=b"{}")
                     assert (answer.status_code == 401) is not opened, (method, path)
@@ -107,6 +107,15 @@ def test_health_keeps_its_details_from_those_without_a_key() -> None:
     run(test)
 
 
+def test_people_get_no_form_where_there_is_nothing_to_sign_in_to() -> None:
+    async def test() -> None:
+        async with routing(1, door=Door(KEYS)) as rig:
+            answer = await rig.client.get("/", headers={"accept": "text/html", "cookie": "rackserve_session=x"})
+            assert answer.status_code == 401 and answer.json()["error"]["code"] == "invalid_api_key"
+
+    run(test)
+
+
 def test_bodies_and_heads_are_bounded() -> None:
     async def test() -> None:
         async with routing(1, change=lambda config: msgspec.structs.replace(config, body_bytes=1000)) as rig:
@@ -161,7 +170,7 @@ def test_on_loopback_only_its_own_names_are_known() -> None:
     assert Door.open(config("0.0.0.0"), {KEY_VARIABLE: "k"}).hosts == frozenset()
 
 
-def test_elsewhere_than_on_loopback_it_does_not_start_without_a_key_unless_that_is_meant(tmp_path: object) -> None:
+def test_elsewhere_than_on_loopback_it_does_not_start_without_a_key_unless_that_is_meant() -> None:
     with pytest.raises(ConfigError, match=KEY_VARIABLE):
         Door.open(config("0.0.0.0"), {WORKER_KEY_VARIABLE: "w"})
     assert not Door.open(config("0.0.0.0", keyless=True), {}).keys
