@@ -24,9 +24,6 @@ MEMO_BYTES = 64 << 20
 HEAD_BYTES = 4096
 """Prompts without a session are taken for one conversation if they agree in so much."""
 
-HEADERS = (*SESSION_HEADERS, "thread-id")
-"""Where a session is named, the first one that is there; after them come fields of the body."""
-
 PROMPT_FIELDS = ("tools", "system", "instructions", "messages", "prompt", "input")
 """What becomes the prompt, in the order in which templates put it."""
 
@@ -127,7 +124,7 @@ def fields_of(raw: bytes) -> Fields:
 
 def _session(path: str, fields: Fields, headers: Mapping[str, str]) -> str:
     """The conversation, wherever the client named it; "" if nowhere."""
-    named = text_of(fields, "session_id") or next((name for name in map(headers.get, HEADERS) if name), "")
+    named = text_of(fields, "session_id") or next((name for name in map(headers.get, SESSION_HEADERS) if name), "")
     if not named:
         named = _user(fields) if path == "/v1/messages" else text_of(fields, "prompt_cache_key")
     return named[:MAX_SESSION_CHARACTERS]

@@ -9,17 +9,20 @@ import msgspec
 import pytest
 
 from rackserve.api.call import Caller
+from rackserve.api.contract import CONTRACTS
 from rackserve.api.dialects.dialect import Dialect
 from rackserve.api.factory import RequestFactory
+from rackserve.base.errors import RequestError
 from rackserve.base.keys import CacheNamespace, count, extend_chain
 from rackserve.model.deepseek_v41.config import MODEL_TYPE
 from rackserve.relay.ledger import root_key
 from rackserve.relay.prompts import PromptReader
-from rackserve.relay.rendering import DIALECTS, Rendering
+from rackserve.relay.rendering import DIALECTS, SHAPING, Rendering
 from rackserve.text.chat import ChatTemplate
 from rackserve.text.dsml import DsmlTemplate
 from rackserve.text.parsers import ParserChoice
 from rackserve.text.tokenizer import Tokenizer
+from tests.api.test_every_field import BASES, EFFECTS, TEMPLATE
 from tests.text.small_model import CHATML, write_folder
 
 CHAT, COMPLETIONS, RESPONSES, MESSAGES = DIALECTS
@@ -112,3 +115,22 @@ def test_another_template_than_the_worker_s_gives_other_keys(small: Server, tmp_
     raw = msgspec.json.encode({"messages": SAID})
     ours, theirs = (PromptReader(4, each).read(CHAT, raw, {}).chain for each in (small.rendering, Rendering(str(other))))
     assert ours and theirs and ours[:16] != theirs[:16]
+
+
+@pytest.mark.parametrize(("path", "field"), [(path, field) for path in SHAPING for field in EFFECTS[path] if "." not in field])
+def test_every_field_that_makes_another_prompt_is_known_to_the_router(path: str, field: str, tmp_path: Path) -> None:
+    write_folder(tmp_path, TEMPLATE)
+    server = Server(tmp_path, ChatTemplate.from_folder(tmp_path), ParserChoice("hermes"))
+    effect = EFFECTS[path][field]
+    base = {**BASES[path], **effect.base, **({"model": "m"} if "model" in BASES[path] else {})}
+    try:
+        differs = server.ids(DIALECTS[path], base) != server.ids(DIALECTS[path], {**base, **effect.sent})
+    except RequestError:  # nobody computes what is refused
+        return
+    assert field in SHAPING[path] or not differs
+
+
+def test_the_router_knows_no_field_that_no_dialect_has() -> None:
+    for path, names in SHAPING.items():
+        (table,) = CONTRACTS[path].bodies
+        assert set(names) <= {field.encode_name for field in msgspec.structs.fields(table.kind)}

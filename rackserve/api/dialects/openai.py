@@ -154,7 +154,7 @@ def _biases(biases: dict[str, float]) -> tuple[tuple[int, float], ...]:
         raise RequestError("logit_bias: keys must be token ids", param="logit_bias") from error
 
 
-SESSION_HEADERS = ("x-session-id", "x-session-affinity", "session-id", "x-correlation-id")
+SESSION_HEADERS = ("x-session-id", "x-session-affinity", "session-id", "x-correlation-id", "thread-id")
 """Where clients put the identity of a conversation, most specific first."""
 
 
