@@ -18,6 +18,7 @@ from rackserve.api.dialects.formats import constraint_of_format
 from rackserve.api.dialects.items import call_id, items_of
 from rackserve.api.dialects.openai import HARMLESS, UNSUPPORTED, Count, GenerationBody, TopLogprobs
 from rackserve.api.dialects.openai_replies import Json, OpenAiReply, chat_entry, event
+from rackserve.api.dialects.tools import sort_out
 from rackserve.api.errors import error_body
 from rackserve.base.errors import RequestError
 from rackserve.base.request import Constraint
@@ -74,10 +75,11 @@ class ChatBody(GenerationBody, frozen=True, kw_only=True):
         if go_on and (self.messages or [{}])[-1].get("role") != "assistant":
             text = "continue_final_message needs a last message of the assistant"
             raise RequestError(text, param="continue_final_message")
-        tools, skipped = _functions(self.tools or [])
+        given = self.tools or []
+        tools, skipped = sort_out(given, [tool.get("type", "function") for tool in given], "function")
         conversation = Conversation(
             messages=self.messages or [],
-            tools=tools,
+            tools=[tool for _, tool in tools],
             tool_choice=_tool_choice(self.tool_choice),
             parallel=self.parallel_tool_calls is not False,
             response_format=self.response_format,
@@ -93,19 +95,6 @@ class TemplateOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     thinking: bool | None = None
     enable_thinking: bool | None = None
-
-
-def _functions(tools: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:
-    functions, skipped = [], []
-    for number, tool in enumerate(tools):
-        kind = tool.get("type", "function")
-        if not isinstance(kind, str):
-            raise RequestError(f"tools[{number}].type must be a string", param=f"tools[{number}].type")
-        if kind == "function":
-            functions.append(tool)
-        else:
-            skipped.append(f"tools[{number}]:{kind[:40]}")
-    return functions, skipped
 
 
 def _tool_choice(choice: str | dict[str, Any] | None) -> str:

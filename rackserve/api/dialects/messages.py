@@ -15,6 +15,7 @@ from rackserve.api.dialects.body import Table
 from rackserve.api.dialects.formats import constraint_of_format
 from rackserve.api.dialects.message_reply import MessageReply, message_error
 from rackserve.api.dialects.openai import Count, Seed, Session, Stop, session_of
+from rackserve.api.dialects.tools import sort_out
 from rackserve.base.errors import RequestError
 from rackserve.base.request import SamplingParams
 from rackserve.text.chat import Message
@@ -131,14 +132,9 @@ class Messages:
 
 def _tools(tools: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:
     """Client tools in the chat-completions shape, and the names of those that a server would have to carry out."""
-    functions, skipped = [], []
-    for number, tool in enumerate(tools):
-        kind = "custom" if tool.get("type") is None else tool["type"]
-        if not isinstance(kind, str):
-            raise RequestError(f"tools[{number}].type must be a string", param=f"tools[{number}].type")
-        if kind != "custom":
-            skipped.append(f"tools[{number}]:{kind[:40]}")
-            continue
+    own, skipped = sort_out(tools, ["custom" if tool.get("type") is None else tool["type"] for tool in tools], "custom")
+    functions = []
+    for number, tool in own:
         if not isinstance(tool.get("name"), str) or not isinstance(tool.get("input_schema"), dict):
             raise RequestError(f"tools[{number}] needs a name and an input_schema", param=f"tools[{number}]")
         function = {"name": tool["name"], "parameters": tool["input_schema"]}

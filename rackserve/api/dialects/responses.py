@@ -15,6 +15,7 @@ from rackserve.api.dialects.body import Table
 from rackserve.api.dialects.formats import constraint_of_format
 from rackserve.api.dialects.openai import MAX_TOP_LOGPROBS, Count, Seed, Session, session_of
 from rackserve.api.dialects.response_reply import ResponseReply
+from rackserve.api.dialects.tools import sort_out
 from rackserve.api.errors import error_body
 from rackserve.base.errors import RequestError
 from rackserve.base.request import SamplingParams
@@ -145,16 +146,10 @@ class Responses:
 
 
 def function_tools(tools: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Function tools in the chat-completions shape, and the kinds of the others: agents offer tools that only some servers
-    have, so those are left out and not refused."""
-    functions, skipped = [], []
-    for number, tool in enumerate(tools):
-        kind = tool.get("type")
-        if not isinstance(kind, str):
-            raise RequestError(f"tools[{number}].type must be a string", param=f"tools[{number}].type")
-        if kind != "function":
-            skipped.append(f"tools[{number}]:{kind[:40]}")
-            continue
+    """Function tools in the chat-completions shape, and the names of the others."""
+    own, skipped = sort_out(tools, [tool.get("type") for tool in tools], "function")
+    functions = []
+    for _, tool in own:
         fields = {name: tool[name] for name in ("name", "description", "parameters", "strict") if tool.get(name) is not None}
         functions.append({"type": "function", "function": fields})
     return functions, skipped
