@@ -47,7 +47,7 @@ class Lease:
 class RankCache:
     """Arena and prefix cache of one rank. Nothing in it waits: what does not fit now is refused, with nothing changed."""
 
-    __slots__ = ("_arena", "_cache", "_events", "_leases", "_num_leases", "_windows", "layout", "rank")
+    __slots__ = ("_arena", "_cache", "_events", "_leases", "_leases_of", "_windows", "layout", "rank")
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class RankCache:
         self._cache = RunCache(needs_window=layout.stores_state, tenants=tenants)
         self._events: list[Stored | Removed] = []
         self._leases: dict[Lease, None] = {}
-        self._num_leases: Counter[str] = Counter()  # by tenant
+        self._leases_of: Counter[str] = Counter()  # by tenant
 
     # ------------------------------------------------------------ counts, in blocks
 
@@ -119,7 +119,7 @@ class RankCache:
         Raises InvariantError if fewer than `matched` blocks are present.
         """
         run = self._cache.pin(chain, matched) if matched else None
-        spare = num_new <= self._arena.num_free or not self._num_leases[tenant]
+        spare = num_new <= self._arena.num_free or not self._leases_of[tenant]
         fits = spare or num_new <= self._arena.num_free + self._cache.reach(tenant, self._arena.total)
         fresh = self._allocate(num_new, tenant) if fits else None
         if fresh is None:
@@ -132,7 +132,7 @@ class RankCache:
                 self._cache.slots(run) + fresh, matched, run.payload.window_slot, matched, prefix(chain, matched), tenant, run
             )
         self._leases[lease] = None
-        self._num_leases[tenant] += 1
+        self._leases_of[tenant] += 1
         return lease
 
     def grow(self, lease: Lease, num_new: int) -> bool:
@@ -209,9 +209,9 @@ class RankCache:
         """
         self._require_live(lease)
         del self._leases[lease]
-        self._num_leases[lease.tenant] -= 1
-        if not self._num_leases[lease.tenant]:
-            del self._num_leases[lease.tenant]
+        self._leases_of[lease.tenant] -= 1
+        if not self._leases_of[lease.tenant]:
+            del self._leases_of[lease.tenant]
         if lease._run is not None:
             self._cache.unpin(lease._run)
         self._arena.free(lease.owned())
@@ -239,8 +239,8 @@ class RankCache:
         blocks, windows = self._cache.held_slots()
         self._arena.check([*blocks, *(slot for lease in self._leases for slot in lease.owned())])
         self._windows.check([*windows, *(slot for lease in self._leases for slot in lease._windows)])
-        if self._num_leases != Counter(lease.tenant for lease in self._leases):
-            raise InvariantError(f"leases on {self.rank} are counted as {dict(self._num_leases)}")
+        if self._leases_of != Counter(lease.tenant for lease in self._leases):
+            raise InvariantError(f"leases on {self.rank} are counted as {dict(self._leases_of)}")
 
     # ------------------------------------------------------------ inside
 

@@ -160,14 +160,11 @@ class Accounts:
             return account.num_blocks - (share if self._is_using(account, capacity) else 0)
 
         over = [account for account in self if surplus(account) > 0]
-        own = [account for account in self if account.tenant == tenant]
-        for accounts in (over, own, list(self) if reach else []):
-            first = _first(accounts, lambda account: account.leaves, is_free_leaf)
-            if first is not None:
-                run = first.leaves.pop(is_free_leaf)
-                assert run is not None
-                return run, surplus(first) if accounts is over and first.tenant != tenant else run.num_blocks
-        return None, 0
+        giver = self._giver(over, tenant, lambda account: account.leaves, is_free_leaf, reach=reach)
+        run = None if giver is None else giver.leaves.pop(is_free_leaf)
+        if giver is None or run is None:
+            return None, 0
+        return run, surplus(giver) if giver in over and giver.tenant != tenant else run.num_blocks
 
     def next_snapshot(self, tenant: str, capacity: int, *, reach: bool) -> HeldRun | None:
         """The same for resume states, of which the cache has room for `capacity`."""
@@ -176,12 +173,22 @@ class Accounts:
             return only.snapshots.pop(is_free_snapshot)
         share = self.share(tenant, capacity)
         over = [a for a in self if a.num_states > (share if self._is_using(a, capacity) else 0)]
+        giver = self._giver(over, tenant, lambda account: account.snapshots, is_free_snapshot, reach=reach)
+        return None if giver is None else giver.snapshots.pop(is_free_snapshot)
+
+    def _giver(
+        self,
+        over: list[Account],
+        tenant: str,
+        heap: Callable[[Account], LazyHeap[HeldRun]],
+        fit: Callable[[HeldRun], bool],
+        *,
+        reach: bool,
+    ) -> Account | None:
+        """Who gives up next for `tenant`: one of those `over` their share, else itself, else with `reach` anybody."""
         own = [account for account in self if account.tenant == tenant]
-        for accounts in (over, own, list(self) if reach else []):
-            first = _first(accounts, lambda account: account.snapshots, is_free_snapshot)
-            if first is not None:
-                return first.snapshots.pop(is_free_snapshot)
-        return None
+        turns = (over, own, list(self) if reach else [])
+        return next((first for accounts in turns if (first := _first(accounts, heap, fit)) is not None), None)
 
     def _is_using(self, account: Account, capacity: int) -> bool:
         return self.num_stored - account.used_at <= self._config.turnovers * capacity
