@@ -116,9 +116,19 @@ def test_a_deadline_that_is_none_is_refused_by_name(wrong: str) -> None:
 
 
 @asynccontextmanager
-async def client_of(rig: Rig) -> AsyncIterator[httpx.AsyncClient]:
+async def client_of(rig: Rig, started: asyncio.Event | None = None) -> AsyncIterator[httpx.AsyncClient]:
+    """`started` is set once a response has begun."""
     count = rig.metrics.error_sent
-    transport = httpx.ASGITransport(RefusalLog(Admission(rig.app, 10, count=count), count))
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        async def watched(message: Any) -> None:
+            await send(message)
+            if started is not None:
+                started.set()
+
+        await rig.app(scope, receive, watched)
+
+    transport = httpx.ASGITransport(RefusalLog(Admission(app, 10, count=count), count))
     async with httpx.AsyncClient(transport=transport, base_url="http://rig") as client:
         yield client
 
@@ -127,10 +137,14 @@ async def client_of(rig: Rig) -> AsyncIterator[httpx.AsyncClient]:
 @pytest.mark.parametrize("stream", [False, True])
 def test_at_its_deadline_a_call_ends_with_an_error_and_its_request_is_cancelled(path: str, stream: bool) -> None:
     async def scene() -> None:
-        rig = Rig(Script(ids=text("abc").ids[:3], hold=True))
-        async with client_of(rig) as client:
+        rig, loop, started = Rig(Script(ids=text("abc").ids[:3], hold=True)), asyncio.get_running_loop(), asyncio.Event()
+        async with client_of(rig, started) as client:
             body = {**CHAT, "stream": stream, "max_tokens": 50}
-            answer = await client.post(path, json=body, headers={DEADLINE: "0.3"})
+            call = asyncio.create_task(client.post(path, json=body, headers={DEADLINE: "5"}))
+            await (started if stream else rig.frontend.held).wait()
+            now = loop.time
+            loop.time = lambda: now() + 6  # type: ignore[method-assign]  # and so it has passed
+            answer = await call
         assert answer.status_code == (200 if stream else 504)
         before, _, last = answer.text.strip().rpartition("data: ")
         assert before.endswith("event: error\n") is (stream and path == "/v1/messages")

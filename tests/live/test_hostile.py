@@ -43,8 +43,8 @@ def test_junk_at_the_inlet_of_a_process_changes_nothing(tmp_path: Path) -> None:
     assert not canary.exists()
 
 
-def test_a_message_that_comes_twice_is_one_that_nodes_know_to_drop() -> None:
-    """Who can send again what it has heard is a process of this user and knows the secret; every node drops doubles by rule."""
+def test_only_who_knows_the_secret_can_send_a_message_again() -> None:
+    """That is a process of this user; what comes twice is for the nodes to drop."""
 
     async def test(meeting: Meeting, processes: list[Process]) -> None:
         control, rank = pair(meeting)
