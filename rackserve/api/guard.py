@@ -136,7 +136,7 @@ class Guard:
             text = f"the server is not known as {host[:100]!r}; name it in security.hosts"
             raise RequestError(text, code="wrong_host", status=421)
         origin = headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc.lower() != host.lower():
+        if origin is not None and _place_of(origin) != host.lower():
             raise RequestError("requests from pages of other sites are refused", code="cross_origin", status=403)
 
 
@@ -146,6 +146,14 @@ def _session_in(headers: Mapping[str, str]) -> str:
     except CookieError:
         return ""
     return cookie.value if cookie else ""
+
+
+def _place_of(origin: str) -> str | None:
+    """Name and port in an `Origin`; None for what is no address."""
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:
+        return None
 
 
 def _hostname(host: str) -> str:

@@ -123,6 +123,7 @@ def test_sessions_end_with_the_key_that_began_them() -> None:
         ({"host": "rig", "origin": "http://rig"}, 200),
         ({"host": "rig", "origin": "http://evil"}, 403),
         ({"host": "rig", "origin": "null"}, 403),
+        ({"host": "rig", "origin": "http://[::1"}, 403),
         ({"host": "rig", **{f"x-{n}": "1" for n in range(101)}}, 431),
         ({"host": "rig", "x-big": "1" * 33_000}, 431),
     ],
