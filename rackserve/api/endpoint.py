@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import TypeVar
 
 from starlette.types import Receive, Scope, Send
 
@@ -16,7 +17,7 @@ from rackserve.api.ask import Ask
 from rackserve.api.call import Call
 from rackserve.api.desk import Desk
 from rackserve.api.dialects.dialect import Dialect, Reply
-from rackserve.api.errors import error_headers, failure
+from rackserve.api.errors import INTERNAL, error_headers, failure
 from rackserve.api.exchange import ClientGone, Exchange
 from rackserve.api.factory import RequestFactory
 from rackserve.api.gateway import Gateway
@@ -25,10 +26,9 @@ from rackserve.api.metrics import Metrics
 from rackserve.api.state import ServerState
 from rackserve.base.errors import RequestError
 
+T = TypeVar("T")
+
 _log = logging.getLogger("rackserve.api")
-
-_INTERNAL = RequestError("internal error; see the server's log", code="internal", status=500)
-
 
 IGNORED = "x-rackserve-ignored"
 """Header of an answer: what of the request is known and had no effect, such as tools of kinds that only other servers have."""
@@ -70,7 +70,7 @@ class Endpoint(ABC):
                 raise
             except Exception:
                 _log.exception("a request failed")
-                await self.fail(exchange, _INTERNAL)
+                await self.fail(exchange, INTERNAL)
         except ClientGone:
             self.service.metrics.client_gone()
 
@@ -82,6 +82,13 @@ class Endpoint(ABC):
         self.service.metrics.error_sent("stream")
         assert reply is not None, "a stream began before the request was read"
         await exchange.send_events(reply.failure(error), last=True)
+
+    async def read(self, work: Callable[[], T]) -> T:
+        """What `work` makes of a body, off the event loop. Raises RequestError for one that is nested too deeply for it."""
+        try:
+            return await self.service.desk.run(work)
+        except RecursionError as error:
+            raise RequestError("the body is nested too deeply", code="invalid_json") from error
 
     async def _serve(self, exchange: Exchange) -> None:
         """Answer, or raise ClientGone once the client hangs up or takes nothing, with everything started for it cancelled."""
@@ -128,12 +135,12 @@ class GenerationEndpoint(Endpoint):
             raise
         except Exception:
             _log.exception("a request failed")
-            await self.fail(exchange, _INTERNAL, reply)
+            await self.fail(exchange, INTERNAL, reply)
 
     async def _prepare(self, exchange: Exchange, raw: bytes) -> Call:
-        service, headers = self.service, dict(exchange.headers)
+        factory, headers = self.service.factory, dict(exchange.headers)
         caller = exchange.caller
-        return await service.desk.run(lambda: service.factory.prepare(self._dialect.parse(raw, headers), caller))
+        return await self.read(lambda: factory.prepare(self._dialect.parse(raw, headers), caller))
 
     async def _generate(self, exchange: Exchange, call: Call, reply: Reply) -> None:
         gateway, tokenizer, gap = self.service.gateway, self.service.factory.tokenizer, self.service.metrics.tokens_arrived

@@ -41,6 +41,10 @@ RETRY_AFTER_S = 1
 _TYPES = {404: "not_found_error", 413: "invalid_request_error", 429: "rate_limit_error"}
 
 
+INTERNAL = RequestError("internal error; see the server's log", code="internal", status=500)
+"""All that a client is told of a bug."""
+
+
 def failure(code: str, detail: str) -> RequestError:
     """The error for a request that the rack refused or lost, from `Output.error` and `Output.detail`."""
     return RequestError(detail or code, code=code, status=_STATUS.get(code, 500))

@@ -36,7 +36,7 @@ class TokenEndpoint(Endpoint):
     async def answer(self, exchange: Exchange, raw: bytes) -> None:
         factory, headers = self.service.factory, dict(exchange.headers)
         caller = exchange.caller
-        body = await self.service.desk.run(lambda: self._work(factory, raw, headers, caller))
+        body = await self.read(lambda: self._work(factory, raw, headers, caller))
         await exchange.reply(msgspec.json.encode(body))
 
 

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, aclosing, suppress
 
 from starlette.types import Receive, Scope, Send
 
-from rackserve.api.errors import failure
+from rackserve.api.errors import INTERNAL, failure
 from rackserve.api.exchange import ClientGone
 from rackserve.api.limits import Limits
 from rackserve.base.errors import RequestError
@@ -83,6 +83,11 @@ class Forward:
             _log.warning("%s", error)
             with suppress(ClientGone):
                 await passage.break_off(RequestError(str(error), code="worker_lost", status=502))
+        except Exception:
+            outcome = "failed"
+            _log.exception("a request failed")
+            with suppress(ClientGone):
+                await (passage.break_off if passage.started else passage.refuse)(INTERNAL)
         finally:
             relay.depart()
             relay.metrics.requests.labels(outcome).inc()

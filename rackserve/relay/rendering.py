@@ -85,6 +85,8 @@ class Rendering:
             return self._tokens(DIALECTS[path].parse(body, _NO_HEADERS), scope)
         except RequestError as error:  # the worker will say what is wrong, or knows better
             raise Untold("no_template" if error.code == "no_chat_template" else "refused") from error
+        except RecursionError as error:
+            raise Untold("refused") from error
 
     def _tokens(self, ask: Ask, scope: Scope) -> tuple[bytes, Chain]:
         if ask.conversation is None:

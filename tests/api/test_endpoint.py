@@ -290,6 +290,20 @@ def test_a_body_that_is_no_json_object_is_400(raw: bytes) -> None:
     run(scene())
 
 
+@pytest.mark.parametrize("depth", [600, 900, 5000])
+@pytest.mark.parametrize("path", [CHAT, "/tokenize", "/v1/messages/count_tokens"])
+def test_a_body_nested_too_deeply_to_be_read_is_refused(path: str, depth: int) -> None:
+    nested = b'{"a":' * depth + b"{}" + b"}" * depth
+    tool = b'{"name": "f", "input_schema": %b, "function": {"name": "f", "parameters": %b}}' % (nested, nested)
+    raw = b'{"model": "tiny", "messages": [{"role": "user", "content": "a"}], "tools": [%b]}' % tool
+
+    async def scene() -> None:
+        response = await Rig(text("x")).post(path, raw=raw)
+        assert response.status_code == 400 and response.json()["error"]["code"] == "invalid_json"
+
+    run(scene())
+
+
 @pytest.mark.parametrize(("asked", "made", "clamps"), [(24, 24, 0), (25, 24, 1), (60, 24, 1), (None, 24, 0), (5, 5, 0)])
 def test_max_tokens_is_an_upper_bound(asked: int | None, made: int, clamps: int) -> None:
     async def scene() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from rackserve.relay.config import Retries, RouteConfig, Waits
 from rackserve.relay.http import PATHS
+from rackserve.relay.prompts import PromptReader
 from rackserve.route.placement import RouterConfig
 from tests.relay.rig import PROMPT, WAITS, Rig, routing, run, until
 
@@ -353,6 +354,21 @@ def test_a_worker_that_goes_down_ends_the_waits_for_it() -> None:
             other.hold.set()
             assert (await call).status_code == 200
             await rig.quiet()
+
+    run(test)
+
+
+def test_a_bug_is_told_without_its_details(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise KeyError("secret")
+
+    async def test() -> None:
+        async with routing(1) as rig:
+            monkeypatch.setattr(PromptReader, "read", fails)
+            answer = await rig.post(WHOLE)
+            assert answer.status_code == 500 and answer.json()["error"]["code"] == "internal" and "secret" not in answer.text
+            await rig.quiet()
+            assert rig.count("requests", "failed") == 1
 
     run(test)
 

@@ -108,6 +108,13 @@ def test_the_markup_of_deepseek_is_rendered_too(path: str, body: dict[str, Any],
     assert call.chain == extend_chain(b"", root_key(16), ids, 16) and call.tokens == len(ids) // 4
 
 
+def test_a_prompt_too_deep_to_be_rendered_is_keyed_by_its_text(small: Server) -> None:
+    nested = b'{"a":' * 600 + b"{}" + b"}" * 600
+    raw = b'{"messages": [{"role": "user", "content": "a"}], "tools": [{"function": {"name": "f", "parameters": %b}}]}' % nested
+    reader = PromptReader(16, small.rendering)
+    assert not reader.read(CHAT, raw, {}).by_tokens and reader.fallbacks == {"refused": 1}
+
+
 def test_another_template_than_the_worker_s_gives_other_keys(small: Server, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
