@@ -19,6 +19,7 @@ STALLED_S = 30.0
 """A reader that takes nothing for this long is let go; the page asks again."""
 
 _HEADERS = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff")]
+_BEGIN: Message = {"type": "http.response.start", "status": 200, "headers": _HEADERS}
 
 
 class Beginning(msgspec.Struct, frozen=True):
@@ -52,6 +53,10 @@ class Feed:
         if self.num_readers >= MAX_READERS:
             await Response("too many pages are open", 503, {"retry-after": "5"})(scope, receive, send)
             return
+        if scope["method"] == "HEAD":  # whoever asks for no body waits for its end all the same
+            await send(_BEGIN)
+            await send(_part(b"", more=False))
+            return
         caller = scope.get("caller")
         gone = asyncio.create_task(_wait_gone(receive))
         self.num_readers += 1
@@ -64,7 +69,7 @@ class Feed:
             gone.cancel()
 
     async def _tell(self, send: Send, gone: asyncio.Task[None], *, signed_in: bool) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+        await send(_BEGIN)
         frame = self._latest()  # first, as it closes periods
         begin = Beginning(signed_in, tuple(self._view.samples), self._name, self._frontier)
         await send(_part(_event("begin", begin)))

@@ -127,6 +127,20 @@ def test_too_many_readers_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     play(scene)
 
 
+def test_who_asks_for_the_head_alone_is_not_kept_waiting() -> None:
+    async def scene() -> None:
+        sent: list[Any] = []
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        async with asyncio.timeout(5):
+            await Feed(view())({"type": "http", "method": "HEAD"}, asyncio.Event().wait, send)  # type: ignore[arg-type]
+        assert [message.get("status", message.get("body")) for message in sent] == [200, b""]
+
+    play(scene)
+
+
 def test_the_feed_ends_with_the_server() -> None:
     async def scene() -> None:
         ending = False
