@@ -6,15 +6,18 @@ import asyncio
 import errno
 import resource
 import socket
+import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
+import h11
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from rackserve.base.errors import ResourceError
+from rackserve.api.errors import error_body
+from rackserve.base.errors import RequestError, ResourceError
 
 
 class _TimedProtocol(H11Protocol):
@@ -27,6 +30,18 @@ class _TimedProtocol(H11Protocol):
         super().data_received(data)
         if self._timer is None and self._waits_for_head():
             self._timer = self.loop.call_later(self.head_s, self._on_timer)
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is no HTTP as everything is refused, and end the connection. Called where h11 has said what is wrong."""
+        problem = sys.exception()
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            too_large = isinstance(problem, h11.RemoteProtocolError) and problem.error_status_hint == 431
+            status, code = (431, "headers_too_large") if too_large else (400, "invalid_http")
+            body = error_body(RequestError(f"not taken for HTTP: {problem or msg}", code=code, status=status))
+            headers = [("content-type", "application/json"), ("content-length", str(len(body))), ("connection", "close")]
+            for event in (h11.Response(status_code=status, headers=headers), h11.Data(data=body), h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event))
+        self.transport.close()
 
     def _waits_for_head(self) -> bool:
         cycle = self.cycle

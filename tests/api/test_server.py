@@ -5,6 +5,7 @@ import socket
 from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
 
 from rackserve.api.server import _TimedProtocol, listen, serve
@@ -147,6 +148,31 @@ def test_a_head_that_does_not_end_is_not_waited_for(monkeypatch: pytest.MonkeyPa
         writer.close()
         async with httpx.AsyncClient(base_url=live.url) as client:
             assert (await client.post("/v1/completions", json={"prompt": "hi"})).status_code == 200
+        live.stop.set()
+        await live.task
+
+    run(scene())
+
+
+@pytest.mark.parametrize(
+    ("sent", "status", "code"),
+    [
+        (b"hello\r\n\r\n", 400, "invalid_http"),
+        (b"GET /live HTTP/1.1\r\n\r\n", 400, "invalid_http"),
+        (b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n", 400, "invalid_http"),
+        (b"GET /live HTTP/1.1\r\nx: " + b"a" * 70_000, 431, "headers_too_large"),
+    ],
+)
+def test_what_is_no_http_is_refused_like_everything_else(sent: bytes, status: int, code: str) -> None:
+    async def scene() -> None:
+        live = Live(text("ok"))
+        reader, writer = await asyncio.open_connection(*live.address)
+        writer.write(sent)
+        async with asyncio.timeout(10):
+            head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+        writer.close()
+        assert head.split()[1] == str(status).encode()
+        assert msgspec.json.decode(body)["error"]["code"] == code
         live.stop.set()
         await live.task
 
