@@ -97,11 +97,9 @@ def create_app(
         Route("/openapi.json", describe),
         *pages,
     ]
-    return Starlette(
-        routes=routes,
-        exception_handlers={HTTPException: refuse_path},
-        lifespan=lifespan,
-    )
+    app = Starlette(routes=routes, exception_handlers={HTTPException: refuse_path}, lifespan=lifespan)
+    app.router.redirect_slashes = False  # it leads to http:// where a proxy speaks TLS for us
+    return app
 
 
 def _json(value: object, status: int = 200) -> Response:

@@ -45,6 +45,7 @@ def create_app(relay: Relay) -> ASGIApp:
         await relay.aclose()
 
     app = Starlette(routes=routes(relay), exception_handlers={HTTPException: refuse_path}, lifespan=lifespan)
+    app.router.redirect_slashes = False  # it leads to http:// where a proxy speaks TLS for us
     config, door = relay.config, relay.door
     admission = Admission(app, config.tenant_requests)
     return Guard(admission, door.keys, None, hosts=door.hosts, open_metrics=config.security.open_metrics)

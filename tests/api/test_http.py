@@ -68,6 +68,7 @@ def test_metrics_are_in_the_prometheus_text_format() -> None:
         ("PUT", "/v1/chat/completions", 405),
         ("POST", "/health", 405),
         ("POST", "//v1/completions", 404),
+        ("POST", "/v1/completions/", 404),
     ],
 )
 def test_other_paths_and_methods_get_an_error_body(method: str, path: str, status: int) -> None:
