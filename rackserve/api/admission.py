@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rackserve.api.call import Caller
 from rackserve.api.errors import RETRY_AFTER_S, error_headers, failure
+from rackserve.api.health import knows
 from rackserve.api.refusals import body_for, head_of, last_event
 from rackserve.base.errors import RequestError
 
@@ -57,7 +58,7 @@ class Admission:
         self._is_full = is_full
         self._tenant_requests = tenant_requests
         self._clock = clock
-        self._open: Counter[str] = Counter()
+        self._open: Counter[str | None] = Counter()
         self._ends: deque[float] = deque(maxlen=KEPT_ENDS)
 
     @property
@@ -78,9 +79,10 @@ class Admission:
             return
         out = _Out(send, self.retry_after)
         caller: Caller = scope.get("caller") or Caller()
+        whose = caller.tenant if caller.tenant or knows(scope) else None  # strangers, who may sign in, take no tenant's places
         try:
             seconds = _deadline(Headers(scope=scope))
-            if self._open[caller.tenant] >= self._tenant_requests:
+            if self._open[whose] >= self._tenant_requests:
                 text = f"{self._tenant_requests} requests of this tenant are open (limits.tenant_requests)"
                 raise failure("overloaded", text)
             if scope["path"] in GENERATING and self._is_full():
@@ -89,7 +91,7 @@ class Admission:
         except RequestError as error:
             await out.fail(scope, error, receive)
             return
-        self._open[caller.tenant] += 1
+        self._open[whose] += 1
         try:
             async with asyncio.timeout(seconds) as limit:
                 await self._app(scope, receive, out)
@@ -100,9 +102,9 @@ class Admission:
                 self._count("stream")
             await out.fail(scope, failure("timeout", f"the call lasted longer than its {DEADLINE}, {seconds:g} seconds"))
         finally:
-            self._open[caller.tenant] -= 1
-            if not self._open[caller.tenant]:
-                del self._open[caller.tenant]
+            self._open[whose] -= 1
+            if not self._open[whose]:
+                del self._open[whose]
             if out.status == 200:
                 self._ends.append(self._clock())
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from urllib.parse import parse_qs
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import RedirectResponse, Response
 
 from rackserve.api.guard import COOKIE, Sessions
@@ -12,6 +13,9 @@ from rackserve.api.keys import KeyRing
 from rackserve.page.form import FORM_HEADERS, form
 
 MAX_FORM_BYTES = 4096
+FORM_S = 30.0
+
+_LAST = {**FORM_HEADERS, "connection": "close"}
 
 
 class Door:
@@ -24,12 +28,19 @@ class Door:
         self._sessions = sessions
 
     async def login(self, request: Request) -> Response:
-        """Set the cookie and go to the page, or ask again (401). 413 for a form of more than MAX_FORM_BYTES."""
+        """Set the cookie and go to the page, or ask again (401).
+
+        413 for a form of more than MAX_FORM_BYTES, 408 for one that did not come within FORM_S seconds.
+        """
         raw = b""
-        async for part in request.stream():
-            raw += part
-            if len(raw) > MAX_FORM_BYTES:
-                return Response(form("that is too long for a key"), 413, {**FORM_HEADERS, "connection": "close"})
+        try:
+            async with asyncio.timeout(FORM_S):
+                async for part in request.stream():
+                    raw += part
+                    if len(raw) > MAX_FORM_BYTES:
+                        return Response(form("that is too long for a key"), 413, _LAST)
+        except (TimeoutError, ClientDisconnect):
+            return Response(form("the key did not come"), 408, _LAST)
         caller = self._keys.find(_key_in(raw))
         if caller is None:
             return Response(form("the API key is not known here"), 401, FORM_HEADERS)

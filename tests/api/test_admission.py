@@ -31,9 +31,11 @@ class Place:
         await send({"type": "http.response.start", "status": self.status, "headers": [(b"retry-after", b"1")]})
         await send({"type": "http.response.body", "body": b""})
 
-    async def ask(self, tenant: str = "", headers: dict[str, str] | None = None, method: str = "POST") -> httpx.Response:
+    async def ask(
+        self, tenant: str = "", headers: dict[str, str] | None = None, method: str = "POST", key: str = "k"
+    ) -> httpx.Response:
         async def guarded(scope: Any, receive: Any, send: Any) -> None:
-            await self.admission({**scope, "caller": Caller(tenant)}, receive, send)
+            await self.admission({**scope, "caller": Caller(tenant, key=key)}, receive, send)
 
         async with httpx.AsyncClient(transport=httpx.ASGITransport(guarded), base_url="http://rig") as client:
             return await client.request(method, "/v1/chat/completions", headers=headers)
@@ -52,6 +54,19 @@ def test_a_tenant_at_its_bound_is_refused_at_once_and_others_are_not() -> None:
         place.go.set()
         assert [answer.status_code for answer in await asyncio.gather(*running)] == [200] * 3
         assert place.admission.num_open == 0 and (await place.ask("a")).status_code == 200
+
+    run(scene())
+
+
+def test_strangers_take_no_places_of_keys_without_a_tenant() -> None:
+    async def scene() -> None:
+        place = Place(tenant_requests=1)
+        running = [asyncio.ensure_future(place.ask(key=key)) for key in ("", "k")]
+        while place.entered < 2:
+            await asyncio.sleep(0)
+        assert [(await place.ask(key=key)).status_code for key in ("", "k")] == [429, 429]
+        place.go.set()
+        assert [answer.status_code for answer in await asyncio.gather(*running)] == [200, 200]
 
     run(scene())
 

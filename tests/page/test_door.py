@@ -1,13 +1,17 @@
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 
 import httpx
 import pytest
 from starlette.applications import Starlette
+from starlette.requests import Request
 from starlette.routing import Route
+from starlette.types import Message
 
 from rackserve.api.guard import COOKIE, Guard, Sessions
+from rackserve.page import door as door_module
 from rackserve.page.door import MAX_FORM_BYTES, Door
 from tests.api.rig import run
 from tests.page.rig import KEY, KEYS
@@ -54,6 +58,24 @@ def test_without_a_known_key_the_form_asks_again(body: bytes) -> None:
         assert answer.status_code == 401 and "not known" in answer.text and "set-cookie" not in answer.headers
 
     with_client(scene)
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_a_form_that_does_not_come_is_not_waited_for(leaves: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(door_module, "FORM_S", 0.05)
+
+    async def receive() -> Message:
+        if leaves:
+            return {"type": "http.disconnect"}
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def play() -> None:
+        request = Request({"type": "http", "method": "POST", "path": "/login", "headers": []}, receive)
+        async with asyncio.timeout(5):
+            assert (await Door(KEYS, Sessions()).login(request)).status_code == 408
+
+    run(play())
 
 
 def test_a_long_form_is_not_read() -> None:
