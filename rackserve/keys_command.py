@@ -23,6 +23,8 @@ def key(options: argparse.Namespace) -> int:
     """
     if not 1 <= len(options.name) <= 100 or len(options.tenant) > 200:
         raise ConfigError("a key's name has 1 to 100 characters, its tenant at most 200")
+    if not (options.name + options.tenant).isprintable():
+        raise ConfigError("a key's name and tenant have printable characters only")
     secret, entry = new_key(options.name, options.tenant, admin=options.admin)
     print(f"key, shown this once: {secret}", file=sys.stderr)
     print(entry, end="")

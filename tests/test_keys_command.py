@@ -36,3 +36,9 @@ def test_no_two_keys_are_alike(capfd: pytest.CaptureFixture[str]) -> None:
 def test_a_name_no_key_file_takes_is_refused(options: list[str], capfd: pytest.CaptureFixture[str]) -> None:
     assert main(options) == 2
     assert "1 to 100" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("options", [["key", "a\x7fb"], ["key", "\udcff"], ["key", "x", "--tenant", "a\nb"]])
+def test_what_cannot_be_printed_is_in_no_key_file(options: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(options) == 2
+    assert "printable" in capfd.readouterr().err
