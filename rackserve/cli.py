@@ -177,8 +177,8 @@ def _list_of_commands() -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; expected failures become one line on standard error and an exit code."""
-    options = parser().parse_args(arguments)
     try:
+        options = parser().parse_args(arguments)  # loads what the command needs, which takes a while
         code: int = _find(COMMANDS[options.command].run)(options)
         return code
     except RackserveError as error:

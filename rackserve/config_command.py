@@ -65,7 +65,7 @@ def explain(key: str, resolved: Resolved) -> list[str]:
         return [f"{other:<36} {told.get(other.rpartition('.')[2], '')}".rstrip() for other in own]
     if key in ELSEWHERE:
         return [f"--{key} of other servers: here it is {ELSEWHERE[key]}"]
-    raise ConfigError(f"there is no setting {key}{hint_for_setting(key, values)} `rackserve config show` lists all")
+    raise ConfigError(f"there is no setting {key}{hint_for_setting(key, values) or ';'} `rackserve config show` lists all")
 
 
 def meanings(kind: type) -> dict[str, str]:

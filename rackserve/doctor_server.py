@@ -29,12 +29,15 @@ def examine_server(url: str, key: str = "", transport: httpx.BaseTransport | Non
     """Findings about the server at `url`, until one that makes looking further useless."""
     base = url.rstrip("/").removesuffix("/v1")
     headers = {"authorization": f"Bearer {key}"} if key else {}
+    if not _is_address(base):
+        yield Finding("address", "bad", f"{base!r} is no address; give one such as http://127.0.0.1:8000")
+        return
     with httpx.Client(base_url=base, headers=headers, timeout=TIMEOUT_S, trust_env=False, transport=transport) as client:
         try:
             begun = time.monotonic()
             listed = client.get("/v1/models")
             yield Finding("address", "ok", f"{base} answers within {1e3 * (time.monotonic() - begun):.0f} ms")
-        except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
+        except (httpx.HTTPError, OSError) as error:
             yield Finding("address", "bad", _unreached(base, error))
             return
         let_in = _let_in(listed, base, key)
@@ -49,10 +52,16 @@ def examine_server(url: str, key: str = "", transport: httpx.BaseTransport | Non
                 yield _answer(client, str(listed.json()["data"][0]["id"]))
 
 
+def _is_address(base: str) -> bool:
+    try:
+        parts = urlsplit(base)
+        httpx.URL(base)
+    except (ValueError, httpx.InvalidURL):
+        return False
+    return parts.scheme in ("http", "https") and bool(parts.hostname)
+
+
 def _unreached(base: str, error: Exception) -> str:
-    parts = urlsplit(base)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        return f"{base!r} is no address; give one such as http://127.0.0.1:8000"
     told = str(error) or type(error).__name__
     if isinstance(error, httpx.TimeoutException):
         return f"{base} says nothing within {TIMEOUT_S:g} s ({told}): a firewall, or a server that hangs; ask its /live there"

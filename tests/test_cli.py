@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rackserve import __version__, benchmark, commands, demo
+from rackserve import __version__, benchmark, cli, commands, demo
 from rackserve.base.errors import ConfigError, FileFormatError, InvariantError, RackserveError, ResourceError
 from rackserve.cli import COMMANDS, main, parser
 
@@ -151,6 +151,16 @@ def test_each_kind_of_failure_has_its_exit_code(monkeypatch: pytest.MonkeyPatch,
         monkeypatch.setattr(commands, "swarm", fail)
         says = "interrupted" if kind is KeyboardInterrupt else "what happened"
         assert failing(capsys, "swarm") == (code, says)
+
+
+def test_an_interrupt_while_a_command_is_being_loaded_is_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(module: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "import_module", interrupted)
+    assert failing(capsys, "swarm") == (130, "interrupted")
 
 
 def test_a_bug_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:

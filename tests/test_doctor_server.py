@@ -84,7 +84,7 @@ def test_what_is_wrong_is_named_with_its_remedy(server: Any, key: str, what: str
     assert all(each.verdict != "bad" for each in found.values() if each.what != what)
 
 
-@pytest.mark.parametrize("url", ["rack", "", "ftp://rack"])
+@pytest.mark.parametrize("url", ["rack", "", "ftp://rack", "http://[::1", "http://rack:x"])
 def test_what_is_no_address_is_said_so(url: str) -> None:
     (found,) = examine_server(url)
     assert found.verdict == "bad" and "is no address" in found.text
