@@ -11,7 +11,9 @@ from tempfile import NamedTemporaryFile
 from typing import Any, NamedTuple
 
 import triton
+from triton._C.libtriton import ir
 from triton.backends.compiler import GPUTarget
+from triton.compiler.compiler import make_backend
 from triton.runtime.jit import JITFunction
 
 
@@ -39,6 +41,35 @@ class _Absent:
 
     def get_current_stream(self, device: int) -> int:
         return 0
+
+
+@contextmanager
+def parsing(capability: int) -> Iterator[list[str]]:
+    """Launches inside are only understood as Triton's language, in a second or two; the list gets the kernels' names.
+
+    The interpreter takes some Python that the language is not.
+    """
+    found: list[str] = []
+    run = JITFunction.run
+
+    def parse(source: Any, target: GPUTarget, options: dict[str, Any]) -> None:
+        backend = make_backend(target)
+        chosen, context = backend.parse_options(options), ir.context()
+        ir.load_dialects(context)
+        backend.load_dialects(context)
+        found.append(source.name)
+        source.make_ir(target, chosen, backend.get_codegen_implementation(chosen), backend.get_module_map(), context)
+
+    def parse_only(kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        return run(kernel, *args, grid=grid, warmup=True, **options)
+
+    triton.runtime.driver.set_active(_Absent(capability))
+    JITFunction.run, whole = parse_only, triton.compiler.compile
+    triton.compiler.compile = parse  # where a kernel looks for it at its first launch
+    try:
+        yield found
+    finally:
+        JITFunction.run, triton.compiler.compile = run, whole
 
 
 @contextmanager

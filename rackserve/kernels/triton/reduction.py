@@ -1,7 +1,7 @@
 """The end of a row-parallel product: the sum of all devices' parts, what the row held before, and the normed next input.
 
-Every device reads every part itself, in one kernel, in device order: so all hold the same bits. Where torch has symmetric memory
-for the group, parts are read in place over the link (`SymmetricParts`); else they are gathered first (`GatheredParts`).
+Every device reads every part itself, in one kernel, in device order: so all hold the same bits. In symmetric memory parts are
+read in place, over the link (`SymmetricParts`); without it they are gathered first (`GatheredParts`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Parts(Protocol):
     """Where devices put their parts for each other."""
 
     def shared(self, part: Tensor) -> tuple[Tensor, int]:
-        """Make `part` known to all devices. The addresses of theirs, int64 [devices] in device order, and how many there are."""
+        """Make `part` known to all devices. Addresses of theirs, int64 [devices] in device order, and how many there are."""
 
     def done(self) -> None:
         """All have read: the next part may be written."""
@@ -50,7 +50,7 @@ class GatheredParts:
 
 
 class SymmetricParts:
-    """Parts in symmetric memory of a process group of GPUs that reach each other's. Never run: no machine with two was at hand."""
+    """Parts in symmetric memory of a process group of GPUs that reach each other's. Never run: no machine had two."""
 
     __slots__ = ("_addresses", "_buffer", "_handle")
 
@@ -66,7 +66,8 @@ class SymmetricParts:
         """InvariantError if `part` is larger than the room, or of another type."""
         if part.numel() > self._buffer.numel() or part.dtype != self._buffer.dtype:
             raise InvariantError(
-                f"a part of {part.numel()} {part.dtype} does not fit {self._buffer.numel()} {self._buffer.dtype}; make more room"
+                f"a part of {part.numel()} {part.dtype} does not fit {self._buffer.numel()} {self._buffer.dtype}; "
+                "make more room"
             )
         self._buffer[: part.numel()].copy_(part.flatten())
         self._handle.barrier(channel=0)
@@ -81,9 +82,9 @@ def reduce_norm(
 ) -> tuple[Tensor, Tensor]:
     """Sum of all devices' `part` [T, d] and `residual`, and that normalised: both [T, d] of the part's type.
 
-    part and residual float32, bf16 or fp16 of one type; weight float32 [d], or None for no norm (then both are one tensor). Parts
-    are added in float32 in device order, the residual last. Every device of the group must call it. InvariantError for other
-    shapes. Reads T * d values per device, once, and of the residual; writes twice as many.
+    part and residual float32, bf16 or fp16 of one type; weight float32 [d], or None for no norm (then both are one tensor).
+    Parts are added in float32 in device order, the residual last. Every device of the group must call it. InvariantError for
+    other shapes. Reads T * d values per device, once, and of the residual; writes twice as many.
     """
     count, d = part.shape
     check("part", part, FLOATS, (None, None))
