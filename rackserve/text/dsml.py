@@ -98,7 +98,7 @@ def _begin(messages: list[Message], options: ChatOptions, before: Written | None
     """A writer of what is not in `before`."""
     effort = options.effort()
     stem = None if before is None else before.stem
-    if before is not None and stem is not None and stem.asked == _asked(options, messages[: stem.num_messages + 1]):
+    if before is not None and stem is not None and _is_asked(stem.asked, options, messages[: stem.num_messages + 1]):
         turns = read_turns(messages, stem.num_messages, stem.made)
         drop = options.drop_thinking and not (stem.offers or any(turn.tools for turn in turns))
         if drop == stem.drop:
@@ -111,12 +111,26 @@ def _begin(messages: list[Message], options: ChatOptions, before: Written | None
 def _asked(options: ChatOptions | None, messages: list[Message]) -> bytes:
     """Bytes that nothing written otherwise has; equal values may (1, 1.0 and true; keys in another order). Empty: unknown."""
     try:
-        return b"".join(map(_PACKED, messages if options is None else [options, *messages]))
+        return b"".join(map(_encoder.encode, messages if options is None else [options, *messages]))
     except (ValueError, TypeError, OverflowError, RecursionError):
         return b""
 
 
-_PACKED = msgspec.msgpack.Encoder().encode
+def _is_asked(asked: bytes, options: ChatOptions, messages: list[Message]) -> bool:
+    """Whether `asked` is what `_asked` gives for these."""
+    written, done = bytearray(), 0
+    try:
+        for value in (options, *messages):
+            _encoder.encode_into(value, written)
+            if not asked.startswith(written, done):
+                return False
+            done += len(written)
+    except (ValueError, TypeError, OverflowError, RecursionError):
+        return False
+    return done == len(asked)
+
+
+_encoder = msgspec.msgpack.Encoder()
 
 
 def _offer(turns: list[Turn], options: ChatOptions) -> None:
@@ -181,7 +195,7 @@ class _Writer:
     def __init__(
         self, turns: list[Turn], effort: int | None, drop: bool, before: PromptText | None = None, stem: Stem | None = None
     ) -> None:
-        self._parts: list[bytes] = []
+        self._parts: list[bytes | memoryview] = []
         self._marks = array("q")
         self._end = 0
         self._markup = [BOS]  # ours, since the last piece that is theirs
@@ -195,7 +209,7 @@ class _Writer:
             self._first = stem.num_turns
             self._markup = [stem.markup]
             self._end = before.end(stem.num_pieces - 1)
-            self._parts.append(before.raw[: self._end])
+            self._parts.append(memoryview(before.raw)[: self._end])
             self._marks = before.marks[: stem.num_pieces]
         asking = (index for index in reversed(range(self._first, self._first + len(turns))) if self._asks(index))
         self._last_user = next(asking, -1)

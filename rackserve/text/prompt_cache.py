@@ -239,7 +239,7 @@ def _join(base: Encoded, cuts: int, rest: Encoded) -> Encoded:
     """The ids and cuts of `base` up to its cut number `cuts`, and then those of the `rest` of the text."""
     start, count = base.ends[cuts - 1], base.counts[cuts - 1]
     return Encoded(
-        base.tokens[: count * TOKEN_BYTES] + rest.tokens,
+        b"".join((memoryview(base.tokens)[: count * TOKEN_BYTES], rest.tokens)),
         base.ends[:cuts] + array("q", [start + end for end in rest.ends]),
         base.counts[:cuts] + array("q", [count + number for number in rest.counts]),
     )
