@@ -17,6 +17,7 @@ AROUND = "around"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
     parser.add_argument("--model", default="smollm2-135m", help="name or folder of a model of the Llama family")
     parser.add_argument("--batch", type=at_least(1), default=1, help="sequences decoded together")
     parser.add_argument("--context", type=at_least(1), default=128, help="tokens of each before the step")
@@ -42,7 +43,6 @@ def profile(args: argparse.Namespace) -> int:
     tables = [tuple(range(number * each, (number + 1) * each)) for number in range(args.batch)]
     for number, table in enumerate(tables):
         runner.run(Step(0, (StepItem(number, 0, args.context, prompt, table, True),)))
-    runner.time_stages(True)
     spent = 0.0
     for number in range(args.steps + 1):
         if number == 1:
@@ -66,10 +66,12 @@ def prompt_of(vocab_size: int, count: int) -> bytes:
 
 
 def prefill_step(batch: int, prompt: bytes, context: int) -> Step:
+    """The whole `prompt` of `context` tokens again, of each of `batch` sequences."""
     return Step(0, tuple(StepItem(number, 0, context, prompt, (), True) for number in range(batch)))
 
 
 def decode_step(batch: int, position: int) -> Step:
+    """One token more of each of `batch` sequences, at `position`."""
     return Step(0, tuple(StepItem(number, position, 1, b"", (), True) for number in range(batch)))
 
 
