@@ -143,29 +143,42 @@ class BlockLedger:
     def _file(self, names: list[BlockHash], keys: Chain, parent: tuple[_Segment, int] | None) -> list[tuple[_Segment, int]]:
         """Where each block is, new ones filed after their parents."""
         segment, at = parent or (self._root, -1)
+        if self._where.keys().isdisjoint(names) and len(set(names)) == len(names):
+            return self._file_new(names, keys, segment, at)
         places = []
         for number, name in enumerate(names):
             place = self._where.get(name)
             if place is None:
-                last = len(segment.hashes) - 1
-                if segment is self._root or at != last or any(child.at == last for child in segment.children):
-                    grown = _Segment(segment, at)
-                    segment.children.append(grown)
-                    segment = grown
-                segment.keys += keys[number * KEY_BYTES : (number + 1) * KEY_BYTES]
-                segment.hashes.append(name)
-                segment.media.append(0)
-                place = self._where[name] = (segment, len(segment.hashes) - 1)
+                (place,) = self._file_new([name], keys[number * KEY_BYTES : (number + 1) * KEY_BYTES], segment, at)
             segment, at = place
             places.append(place)
         return places
 
+    def _file_new(self, names: list[BlockHash], keys: Chain, segment: _Segment, at: int) -> list[tuple[_Segment, int]]:
+        """Where blocks are that were not filed yet: behind block `at` of `segment`, one after the other."""
+        if not names:
+            return []
+        last = len(segment.hashes) - 1
+        if segment is self._root or at != last or any(child.at == last for child in segment.children):
+            grown = _Segment(segment, at)
+            segment.children.append(grown)
+            segment = grown
+        first = len(segment.hashes)
+        segment.keys += keys
+        segment.hashes += names
+        segment.media += bytes(len(names))
+        places = [(segment, place) for place in range(first, first + len(names))]
+        self._where.update(zip(names, places, strict=True))
+        return places
+
     def _mark(self, places: list[tuple[_Segment, int]], medium: str | None) -> list[Presence]:
         bit = ON_DEVICE if medium in (None, GPU) else ELSEWHERE
+        touched: dict[_Segment, None] = {}
         for segment, at in places:
             segment.media[at] |= bit
+            touched[segment] = None
         out: list[Presence] = []
-        for segment in dict.fromkeys(segment for segment, _ in places):
+        for segment in touched:
             self._extend(segment, out)
         return out
 
@@ -214,11 +227,10 @@ class BlockLedger:
     def _trim(self, segment: _Segment) -> None:
         """Forget blocks that are gone and lead to none that is there."""
         while segment is not self._root:
-            ends = {child.at for child in segment.children}
-            while segment.hashes and not segment.media[-1] and len(segment.hashes) - 1 not in ends:
-                del self._where[segment.hashes.pop()]
-                segment.media.pop()
-                del segment.keys[-KEY_BYTES:]
+            keep = max(len(segment.media.rstrip(b"\0")), *(child.at + 1 for child in segment.children), 0)
+            for name in segment.hashes[keep:]:
+                del self._where[name]
+            del segment.hashes[keep:], segment.media[keep:], segment.keys[keep * KEY_BYTES :]
             above = segment.parent
             if segment.hashes or above is None or segment not in above.children:
                 return
