@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from rackserve.base.step import Step, StepItem, StepResult
+from rackserve.kernels.cpu.v41_tuning import ALL_ON, Tuning
 from rackserve.model.deepseek_v41.config import DeepseekV41Config, read_config
 from rackserve.model.deepseek_v41.engram.ngrams import column_primes
 from rackserve.model.deepseek_v41.engram.vocabulary import MAP_FILE
@@ -22,6 +23,7 @@ from rackserve.model.deepseek_v41.rounding import pack_fp4
 from rackserve.model.deepseek_v41.runner import DeepseekV41Runner
 from rackserve.model.files import ModelFiles, open_model
 from rackserve.model.loader.folder import SINGLE_NAME
+from rackserve.model.parallel import Collectives
 from rackserve.model.runner import Kernels
 
 BLOCK_TOKENS = 32
@@ -116,6 +118,8 @@ class Sequences:
         context: int,
         options: RunnerOptions | None = None,
         extra: int = 512,
+        collectives: Collectives | None = None,
+        tuning: Tuning = ALL_ON,
     ) -> None:
         config = files.deepseek_v41
         self.context, self._vocab = context, config.vocab_size
@@ -124,7 +128,9 @@ class Sequences:
         layout, blocks = kv_layout(config, BLOCK_TOKENS), batch * self._each
         memory = memoryview(bytearray(blocks * layout.block_bytes))
         options = options or RunnerOptions()
-        self.runner = DeepseekV41Runner(files, memory, blocks, BLOCK_TOKENS, options, kernels=kernels)
+        self.runner = DeepseekV41Runner(
+            files, memory, blocks, BLOCK_TOKENS, options, collectives, kernels=kernels, tuning=tuning
+        )
         self._ends: dict[int, int] = {}
         self._made: dict[int, int] = {}
 

@@ -130,10 +130,10 @@ class Settings(RackConfig, frozen=True, forbid_unknown_fields=True):
     def engine(self) -> RunnerSpec:
         """The runner of every rank, with one path that all of them have: paths differ in the last bits.
 
-        Native kernels of DeepSeek-V4.1 do not share a model between devices: where one role's do, torch computes everywhere.
+        Native kernels of DeepSeek-V4.1 do not spread experts over ranks: where one role's are, torch computes everywhere.
         """
-        shared = any(self.topology.group_size(role) * self.topology.tensor_parallel(role) > 1 for role in ROLES)
-        if shared and self.runner.kind == "deepseek_v41" and self.runner.kernels == "auto":
+        spread = any(self.topology.group_size(role) > 1 for role in ROLES)
+        if spread and self.runner.kind == "deepseek_v41" and self.runner.kernels == "auto":
             return msgspec.structs.replace(self.runner, kernels="torch")
         return self.runner
 

@@ -262,7 +262,7 @@ def test_a_server_bounds_its_queues_and_is_fair_unless_told_otherwise() -> None:
     [
         ("seed=1", "auto"),
         ("topology.decode_ranks=2", "torch"),
-        ("topology.prefill_tp=2", "torch"),
+        ("topology.prefill_tp=2", "auto"),
         ("runner.kernels=native", "native"),
     ],
 )

@@ -22,7 +22,7 @@ class TorchCollectives:
     is on the CPU. "nccl" (with a `device` such as "cuda:1", where all tensors given are) makes the same calls and is untested.
     """
 
-    __slots__ = ("_all", "_device", "_ep", "_limit_s", "_tp", "share")
+    __slots__ = ("_all", "_device", "_ep", "_tp", "limit_s", "share")
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class TorchCollectives:
         """
         self.share = share
         self._device = torch.device(device)
-        self._limit_s = ready_s
+        self.limit_s = ready_s
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # read by torch; no port is open to other machines
         devices = range(share.num_devices)
 
@@ -60,7 +60,7 @@ class TorchCollectives:
             self._tp, self._ep = tp_groups[share.ep_rank], ep_groups[share.tp_rank]
 
         self._call("meet", "all devices", meet)
-        self._limit_s = limit_s
+        self.limit_s = limit_s
 
     def tp_sum(self, part: Tensor) -> Tensor:
         if self.share.tp_size == 1:
@@ -139,5 +139,5 @@ class TorchCollectives:
             share, reason = self.share, str(error).split("] ", 1)[-1].split(". ")[0]
             raise ResourceError(
                 f"device {share.device} of {share.num_devices} could not {what} among {among}: one of them is gone, or silent "
-                f"for more than {self._limit_s:g} s ({reason})"
+                f"for more than {self.limit_s:g} s ({reason})"
             ) from error

@@ -65,6 +65,8 @@ class Collectives(Protocol):
     """
 
     share: Share
+    limit_s: float
+    """How long a wait for others may last, in seconds."""
 
     def tp_sum(self, part: Tensor) -> Tensor:
         """Sum over the devices of this rank, float32, any shape that is equal on all of them."""
@@ -89,6 +91,7 @@ class Alone:
     """The collectives of a group of one device."""
 
     share = Share()
+    limit_s = 300.0
 
     def tp_sum(self, part: Tensor) -> Tensor:
         return part

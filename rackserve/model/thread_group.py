@@ -60,6 +60,8 @@ class _Meeting:
 class _Member(Alone):
     """The collectives of one thread. Experts are not spread, so there is nothing to exchange."""
 
+    limit_s = LIMIT_S
+
     def __init__(self, meeting: _Meeting, share: Share) -> None:
         self._meeting = meeting
         self.share = share

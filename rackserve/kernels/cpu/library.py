@@ -15,7 +15,7 @@ from rackserve.base.errors import ConfigError
 from rackserve.kernels.cpu.build import BUILT
 from rackserve.kernels.cpu.packing import BF16, GROUP, LANES, Bytes
 
-ABI = 3
+ABI = 4
 
 NEEDED: dict[str, frozenset[str]] = {
     "avx512": frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "f16c", "fma"}),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from ctypes import Array, Structure, c_float, c_int32, c_int64, c_void_p
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -13,8 +13,10 @@ from numpy.typing import NDArray
 
 from rackserve.base.errors import ResourceError
 from rackserve.kernels.cpu.library import Floats, Library
+from rackserve.kernels.cpu.mailbox import Mailbox
 from rackserve.kernels.cpu.packing import LANES, Bytes
 from rackserve.kernels.cpu.v41_packing import Packed
+from rackserve.kernels.cpu.v41_tuning import ALL_ON, Tuning
 
 MAX_STREAMS = 4
 """Residual streams that the kernels know: this many and no other number."""
@@ -196,7 +198,7 @@ SIZES = (
     "vocab", "hidden", "layers", "stages", "heads", "head_dim", "pairs", "q_rank", "o_groups", "o_rank", "inner", "window",
     "index_heads", "index_dim", "topk", "candidate_blocks", "candidate_size", "first_decoder",
     "engrams", "engram_inputs", "targets", "block_size", "noise", "markov_rank", "iterations",
-    "max_rows", "block_tokens", "round_inputs", "experts",
+    "max_rows", "block_tokens", "round_inputs", "experts", "inline_shared", "early_gathers", "fused_sums",
 )  # fmt: skip
 NUMBERS = ("hc_eps", "norm_eps", "swiglu_limit", "routed_scale")
 
@@ -208,7 +210,7 @@ class _Model(Structure):
         *((name, c_void_p) for name in ("layer", "compressor", "indexer", "engram", "stage")),
         ("draft", _Draft), ("head", _Matrix),
         *((name, c_void_p) for name in ("embed", "norm", "freqs", "compressed_freqs", "arena")),
-        ("block_bytes", c_int64),
+        ("block_bytes", c_int64), ("mailbox", c_void_p),
     )  # fmt: skip
 
 
@@ -279,15 +281,26 @@ class Step:
 
     max_rows   rows of one pass; buffers for so many are made once
     threads    cores that share a pass; no effect on any bit
+    mailbox    to the devices that the plan's matrices are shared with; all make the same calls. Must outlive the step
 
     ResourceError if memory runs out.
     """
 
-    def __init__(self, library: Library, plan: Plan, arena: int, block_bytes: int, max_rows: int, threads: int = 1) -> None:
+    def __init__(
+        self,
+        library: Library,
+        plan: Plan,
+        arena: int,
+        block_bytes: int,
+        max_rows: int,
+        threads: int = 1,
+        mailbox: Mailbox | None = None,
+        tuning: Tuning = ALL_ON,
+    ) -> None:
         self._c, building = library.c, _Building()
         _declare(self._c)
         model = _Model()
-        for name, value in {**plan.sizes, "max_rows": max_rows}.items():
+        for name, value in {**plan.sizes, **asdict(tuning), "max_rows": max_rows}.items():
             setattr(model, name, value)
         blocks = [*(layer.block for layer in plan.layers), *plan.stages]
         model.experts = max(len(block.experts) for block in blocks)
@@ -298,7 +311,8 @@ class Step:
         for name in ("embed", "norm", "freqs", "compressed_freqs"):
             setattr(model, name, building.array(getattr(plan, name)))
         model.arena, model.block_bytes = arena, block_bytes
-        self._keep, self.max_rows = (building, plan), max_rows
+        model.mailbox = mailbox.address if mailbox else None
+        self._keep, self._mailbox, self.max_rows = (building, plan), mailbox, max_rows
         self._vocab = int(plan.sizes["vocab"])
         self._step = self._c.rk_v41_new(ctypes.byref(model), threads)
         if not self._step:
@@ -309,24 +323,35 @@ class Step:
         rows = int(self._c.rk_v41_forward(self._step, spans, count, tokens, engram, ctypes.byref(result)))
         if rows < 0:
             raise ResourceError("a step found no memory for its attention; lower scheduler.max_tokens")
+        self._check()
         return rows
 
     def logits(self, hidden: int, count: int, out: int) -> None:
         """Float32 [count, vocab] to `out`, from float32 [count, hidden] at `hidden`."""
         self._c.rk_v41_logits(self._step, hidden, count, out)
+        self._check()
 
     def learn(self, features: int, positions: int, count: int, rows: int) -> None:
         """Window rows of the stages, uint8 [stages, count, bytes] to `rows`, from features [count, targets * hidden]."""
         self._c.rk_v41_learn(self._step, features, positions, count, rows)
 
     def draft(self, spans: Array[Span], count: int, anchors: int, hidden: int, logits: int) -> None:
-        """A block of drafts for each span: float32 [count, block, hidden] and [count, block, vocab]; anchors: int64."""
+        """A block of drafts for each span: float32 [count, block, hidden] and [count, block, vocab]; anchors: int64.
+
+        Where devices share the vocabulary, a row of logits is whole only after `follow`.
+        """
         if self._c.rk_v41_draft(self._step, spans, count, anchors, hidden, logits) < 0:
             raise ResourceError("drafts found no memory for their attention; lower scheduler.max_tokens")
+        self._check()
 
     def follow(self, tokens: int, count: int, hidden: int, logits: int, confidence: int, apart: int) -> None:
         """Add to every `apart`-th row of logits what the token (int64) before it says; set its confidence."""
         self._c.rk_v41_follow(self._step, tokens, count, hidden, logits, confidence, apart)
+        self._check()
+
+    def _check(self) -> None:
+        if self._mailbox is not None:
+            self._mailbox.check()
 
     def close(self) -> None:
         """Let threads and buffers go."""

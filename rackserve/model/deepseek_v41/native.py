@@ -15,6 +15,8 @@ from torch import Tensor
 from rackserve.base.errors import ConfigError
 from rackserve.kernels.cpu import library, v41
 from rackserve.kernels.cpu.library import Library
+from rackserve.kernels.cpu.mailbox import Mailbox
+from rackserve.kernels.cpu.v41_tuning import ALL_ON, Tuning
 from rackserve.model.deepseek_v41.backbone import EngramRows, Pass
 from rackserve.model.deepseek_v41.config import DeepseekV41Config
 from rackserve.model.deepseek_v41.dspark import Drafting, Drafts, unroll
@@ -23,9 +25,14 @@ from rackserve.model.deepseek_v41.native_plan import make_plan
 from rackserve.model.deepseek_v41.spans import Span
 from rackserve.model.deepseek_v41.state import Arena, Proposal, SequenceState
 from rackserve.model.deepseek_v41.weights import Weights
+from rackserve.model.mailboxes import meet
+from rackserve.model.parallel import Collectives
 
 MAX_ROWS = 128
 """Positions of a pass that buffers are made for at first; a longer pass makes larger ones."""
+
+ROUND_ROWS = 32
+"""Rows whose sums devices tell each other at once; a longer pass takes several rounds a layer."""
 
 
 def find_kernels() -> Library:
@@ -39,6 +46,8 @@ def find_kernels() -> Library:
 class NativeBackbone:
     """All layers, over the rank's `arena`, with `weights` held as stored. What a pass returns is valid until the next one.
 
+    collectives  to the devices with the other shares of a tensor-parallel rank; they meet here, and later in mailboxes alone
+
     ConfigError if the kernels do not know such sizes.
     """
 
@@ -51,9 +60,16 @@ class NativeBackbone:
         *,
         round_inputs: bool = False,
         threads: int = 1,
+        collectives: Collectives | None = None,
+        tuning: Tuning = ALL_ON,
     ) -> None:
-        self._config, self._library, self._arena, self._threads = config, kernels, arena, threads
-        self._plan = make_plan(config, weights, arena.block_tokens, round_inputs=round_inputs)
+        self._config, self._library, self._arena, self._threads, self._tuning = config, kernels, arena, threads, tuning
+        devices = collectives.share.tp_size if collectives else 1
+        self._plan = make_plan(config, weights, arena.block_tokens, round_inputs=round_inputs, devices=devices)
+        self._mailbox: Mailbox | None = None
+        if collectives is not None and devices > 1:
+            floats = max(ROUND_ROWS * config.hidden_size, config.vocab_size // devices)
+            self._mailbox = meet(kernels, collectives, threads, floats)
         self._gated = sum(config.has_gate(source) for source in config.kv_source_layer_ids)
         self._grow(MAX_ROWS)
 
@@ -64,7 +80,16 @@ class NativeBackbone:
 
     def _grow(self, rows: int) -> None:
         config = self._config
-        self.step = v41.Step(self._library, self._plan, self._arena.address, self._arena.block_bytes, rows, self._threads)
+        self.step = v41.Step(
+            self._library,
+            self._plan,
+            self._arena.address,
+            self._arena.block_bytes,
+            rows,
+            self._threads,
+            self._mailbox,
+            self._tuning,
+        )
         self._windows = torch.zeros(config.num_hidden_layers, rows, window_row_bytes(config), dtype=torch.uint8)
         self._pending = torch.zeros(self._gated, rows, 2, config.head_dim)
         self._features = torch.zeros(rows, len(config.dspark_target_layer_ids) * config.hidden_size)
@@ -72,6 +97,12 @@ class NativeBackbone:
         self._result = v41.Result(
             self._windows.data_ptr(), self._pending.data_ptr(), self._features.data_ptr(), self._hidden.data_ptr()
         )
+
+    def close(self) -> None:
+        """Let threads and buffers go; devices that wait for this one are told."""
+        self.step.close()
+        if self._mailbox is not None:
+            self._mailbox.close()
 
     def require(self, rows: int) -> None:
         """Make sure that a pass may have so many rows."""

@@ -12,6 +12,7 @@ from rackserve.kernels.cpu import v41, v41_packing
 from rackserve.kernels.cpu.library import Floats
 from rackserve.kernels.cpu.v41_packing import Packed
 from rackserve.model.deepseek_v41.config import DeepseekV41Config
+from rackserve.model.deepseek_v41.inventory import TILE
 from rackserve.model.deepseek_v41.layout import index_row_bytes, main_row_bytes
 from rackserve.model.deepseek_v41.rotation import frequencies
 from rackserve.model.deepseek_v41.weights import Matrix, Weights
@@ -19,16 +20,21 @@ from rackserve.model.deepseek_v41.weights import Matrix, Weights
 LANES = 16
 
 
-def make_plan(config: DeepseekV41Config, weights: Weights, block_tokens: int, *, round_inputs: bool) -> v41.Plan:
-    """Everything packed; `weights` must be held as stored. ConfigError for sizes that the kernels do not know."""
-    _check(config)
+def make_plan(
+    config: DeepseekV41Config, weights: Weights, block_tokens: int, *, round_inputs: bool, devices: int = 1
+) -> v41.Plan:
+    """Everything packed; `weights` must be held as stored. ConfigError for sizes that the kernels do not know.
+
+    devices  tensor-parallel devices that hold a share of `weights` each
+    """
+    _check(config, devices)
     offsets, at = {}, 0
     for source in config.kv_source_layer_ids:
         rows = block_tokens // config.compress_ratios[source]
         offsets[source] = at, at + rows * main_row_bytes(config)
         at += rows * (main_row_bytes(config) + index_row_bytes(config))
     return v41.Plan(
-        sizes=_sizes(config, block_tokens, round_inputs=round_inputs),
+        sizes=_sizes(config, block_tokens, devices, round_inputs=round_inputs),
         layers=tuple(_layer(config, weights, layer) for layer in range(config.num_hidden_layers)),
         compressors=tuple(_compressor(weights, source, *offsets[source]) for source in config.kv_source_layer_ids),
         indexers=tuple(_indexer(weights, layer) for layer in config.index_source_layer_ids),
@@ -65,10 +71,17 @@ def packed(matrix: Matrix) -> Packed:
     return v41_packing.pack_float(_floats(wide), quantised=True)
 
 
-def _check(config: DeepseekV41Config) -> None:
+def _check(config: DeepseekV41Config, devices: int) -> None:
+    part = f", on each of {devices} devices" if devices > 1 else ""
+    low = config.o_groups * config.o_lora_rank
     rules = {
         f"hc_mult is {config.hc_mult}, the kernels know {v41.MAX_STREAMS}": config.hc_mult == v41.MAX_STREAMS,
-        f"vocab_size is {config.vocab_size}, the kernels want a multiple of {LANES}": config.vocab_size % LANES == 0,
+        f"vocab_size is {config.vocab_size}, the kernels want a multiple of {LANES}{part}": (
+            config.vocab_size % (devices * LANES) == 0
+        ),
+        f"the channels after attention's groups are {low}, the kernels want a multiple of {TILE}{part}": (
+            low % (devices * TILE) == 0
+        ),
         f"dspark_markov_rank is {config.dspark_markov_rank}, the kernels want a multiple of {LANES}": (
             config.dspark_markov_rank % LANES == 0
         ),
@@ -78,12 +91,12 @@ def _check(config: DeepseekV41Config) -> None:
         raise ConfigError(f"{problem}; set runner.kernels to torch")
 
 
-def _sizes(config: DeepseekV41Config, block_tokens: int, *, round_inputs: bool) -> dict[str, int | float]:
+def _sizes(config: DeepseekV41Config, block_tokens: int, devices: int, *, round_inputs: bool) -> dict[str, int | float]:
     return {
         "vocab": config.vocab_size, "hidden": config.hidden_size, "layers": config.num_hidden_layers,
-        "stages": config.num_nextn_predict_layers, "heads": config.num_attention_heads, "head_dim": config.head_dim,
-        "pairs": config.qk_rope_head_dim // 2, "q_rank": config.q_lora_rank, "o_groups": config.o_groups,
-        "o_rank": config.o_lora_rank, "inner": config.moe_intermediate_size, "window": config.sliding_window,
+        "stages": config.num_nextn_predict_layers, "heads": config.num_attention_heads // devices, "head_dim": config.head_dim,
+        "pairs": config.qk_rope_head_dim // 2, "q_rank": config.q_lora_rank, "o_groups": config.o_groups // devices,
+        "o_rank": config.o_lora_rank, "inner": config.moe_intermediate_size // devices, "window": config.sliding_window,
         "index_heads": config.index_n_heads, "index_dim": config.index_head_dim, "topk": config.index_topk,
         "candidate_blocks": config.candidate_topk_blocks, "candidate_size": config.candidate_block_size,
         "first_decoder": config.first_decoder_layer, "engrams": len(config.engram_layer_ids),

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rackserve.base.errors import ConfigError, InvariantError
 from rackserve.base.step import ItemResult, Step, StepItem, StepResult, TokenLogprobs
+from rackserve.kernels.cpu.v41_tuning import ALL_ON, Tuning
 from rackserve.model.deepseek_v41.backbone import Backbone, Layers, Pass
 from rackserve.model.deepseek_v41.checkpoint import Checkpoint
 from rackserve.model.deepseek_v41.dspark import DraftHead, Drafts, DSpark
@@ -62,6 +63,7 @@ class DeepseekV41Runner:
         collectives: Collectives | None = None,
         compile_constraint: Compile | None = None,
         kernels: Kernels = "torch",
+        tuning: Tuning = ALL_ON,
     ) -> None:
         torch.set_num_threads(1)  # more would split a product differently for each number of rows, and round differently
         options, self._collectives = options or RunnerOptions(), collectives or Alone()
@@ -70,7 +72,7 @@ class DeepseekV41Runner:
         self._arena = Arena(config, self.layout, arena, num_blocks)
         self._backbone: Layers
         self._dspark: DraftHead
-        native = self._native(files, options, kernels)
+        native = self._native(files, options, kernels, tuning)
         if native is not None:
             checkpoint, self._backbone = native
             self._dspark = NativeDSpark(config, self._backbone)
@@ -89,17 +91,22 @@ class DeepseekV41Runner:
         self._sequences: dict[int, SequenceState] = {}
         self._sampling = SamplingStates(config.vocab_size, compile_constraint)
 
-    def _native(self, files: ModelFiles, options: RunnerOptions, kernels: Kernels) -> tuple[Checkpoint, NativeBackbone] | None:
+    def _native(
+        self, files: ModelFiles, options: RunnerOptions, kernels: Kernels, tuning: Tuning
+    ) -> tuple[Checkpoint, NativeBackbone] | None:
         """The checkpoint and the native layers over it, if they are wanted and can be had."""
         if kernels == "torch":
             return None
         try:
-            if self._collectives.share.num_devices > 1:
-                raise ConfigError("native kernels do not share a model between devices yet; set runner.kernels to torch")
+            share, rounding = self._collectives.share, options.activation_rounding
+            if share.ep_size > 1:
+                raise ConfigError("native kernels do not spread experts over ranks yet; set runner.kernels to torch")
             found = find_kernels()
-            weights = load_weights(files.path, self._config, memory="stored")
-            rounding = options.activation_rounding
-            return weights.checkpoint, NativeBackbone(found, self._config, weights, self._arena, round_inputs=rounding)
+            weights = load_weights(files.path, self._config, share, memory="stored")
+            backbone = NativeBackbone(
+                found, self._config, weights, self._arena, round_inputs=rounding, collectives=self._collectives, tuning=tuning
+            )
+            return weights.checkpoint, backbone
         except ConfigError:
             if kernels == "native":
                 raise
@@ -131,7 +138,10 @@ class DeepseekV41Runner:
         reads = StepReads(self._ngrams, self.engram, tokens, [state.history for state in states])
         choices = [None if self._speculation.is_synthetic else self._sampling.of(item) for item in items]
         drafts: list[Drafts | None] = [None] * len(items)
-        if self._collectives.any(any(wants_drafts(item) for item in items)):
+        drafting = any(wants_drafts(item) for item in items)
+        if self._collectives.share.ep_size > 1:  # the devices of one rank have the same items
+            drafting = self._collectives.any(drafting)
+        if drafting:
             drafts = self._speculation.draft(items, [ids[-1] for ids in tokens], states, choices)
         drawn = [[] if found is None else found.tokens for found in drafts]
         reads.extend(drawn)

@@ -1,6 +1,6 @@
 """A group whose devices are forks of this process; they run the same passes and steps, each rank with sequences of its own.
 
-Arguments: tp_size, ep_size, and the file to write what every device computed to, by `torch.save`.
+Arguments: tp_size, ep_size, the file to write what every device computed to, by `torch.save`, and the kernels.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 from rackserve.base.step import Step, StepResult, TokenLogprobs
 from rackserve.model.collectives import TorchCollectives
 from rackserve.model.parallel import Share
+from rackserve.model.runner import Kernels
 from tests.model.deepseek_v41.golden import PROMPTS, Bench, cut, item, prompt, table
 
 PASSES = 5
@@ -72,9 +73,9 @@ def output_of(device: Runs, rank: int) -> tuple[list[int], list[int], list[Token
     return output, verified, shares
 
 
-def be_device(share: Share, rendezvous: str) -> dict[str, Any]:
+def be_device(share: Share, rendezvous: str, kernels: Kernels) -> dict[str, Any]:
     group = TorchCollectives(share, rendezvous, ready_s=60.0, limit_s=60.0)
-    bench = Bench(collectives=group)
+    bench = Bench(collectives=group, kernels=kernels)
     return {
         "logits": logits_of(bench, prompts_of(share.ep_rank, share.ep_size)),
         "output": output_of(bench.runner, share.ep_rank),
@@ -83,6 +84,7 @@ def be_device(share: Share, rendezvous: str) -> dict[str, Any]:
 
 def main() -> None:
     tp_size, ep_size, path = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+    kernels: Kernels = "native" if sys.argv[4] == "native" else "torch"
     torch.set_num_threads(1)
     rendezvous = f"/proc/{os.getpid()}/fd/{os.memfd_create('rendezvous')}"
     devices = range(tp_size * ep_size)
@@ -92,7 +94,7 @@ def main() -> None:
             pids.append(os.fork())
             if not pids[-1]:
                 share = Share(device % tp_size, tp_size, device // tp_size, ep_size)
-                torch.save(be_device(share, rendezvous), Path(folder) / str(device))
+                torch.save(be_device(share, rendezvous, kernels), Path(folder) / str(device))
                 os._exit(0)
         statuses = [os.waitpid(pid, 0)[1] for pid in pids]
         if any(statuses):

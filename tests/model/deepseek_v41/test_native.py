@@ -115,8 +115,8 @@ def test_company_changes_no_bit(
         done = native.compute(*((states[number], pieces[number]) for number in reversed(present)))
         for number, rows in zip(reversed(present), done, strict=True):
             logits[number].append(rows)
-    for name, state, rows in zip(PROMPTS, states, logits, strict=True):
-        assert torch.equal(torch.cat(rows), one_shot[name][0])
+    for name, state, parts in zip(PROMPTS, states, logits, strict=True):
+        assert torch.equal(torch.cat(parts), one_shot[name][0])
         assert same_state(state, one_shot[name][1])
 
 
@@ -184,7 +184,7 @@ def test_a_pass_longer_than_the_buffers_makes_larger_ones(
 
 
 class Two(Alone):
-    share = Share(tp_size=2)
+    share = Share(ep_size=2)
 
 
 def test_what_kernels_do_not_cover_is_left_to_torch_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:

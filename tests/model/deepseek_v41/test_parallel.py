@@ -27,7 +27,7 @@ def group(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     """(devices of a rank, ranks, what each device computed)"""
     tp_size, ep_size = request.param
     path: Path = tmp_path_factory.mktemp("group") / "found"
-    command = (sys.executable, "-m", "tests.model.deepseek_v41.device", str(tp_size), str(ep_size), str(path))
+    command = (sys.executable, "-m", "tests.model.deepseek_v41.device", str(tp_size), str(ep_size), str(path), "torch")
     subprocess.run(command, timeout=100, check=True)
     return tp_size, ep_size, torch.load(path, weights_only=False)
 

@@ -6,7 +6,7 @@ using namespace rackserve;
 
 extern "C" {
 
-int rk_abi() { return 3; }
+int rk_abi() { return 4; }
 
 const char* rk_path() {
 #if defined(__AVX512VNNI__)

@@ -112,6 +112,12 @@ void Step::window_rows(int member, bool compressed, const V41Block& block, int n
         mix(streams(row), m_.hidden, mixes_.at(size_t(row) * MIXES_WIDE), block.attn_mixer.scale, block.attn_mixer.base, m_.iterations,
             m_.hc_eps, m_.norm_eps, *mix_.at(row));
     });
+    if (!reads_ahead_ || number == 0 || number == m_.layers) earlier_rows(member, number);
+}
+
+// Rows of the windows before this pass, to where their run's rows are read.
+void Step::earlier_rows(int member, int number) {
+    const int dim = m_.head_dim, bytes = row_bytes(), before = earlier();
     share(member, int(runs_.size()) * before, [&](int at) {
         const Run& run = runs_[at / before];
         const int64_t position = run.start - before + at % before;
@@ -198,10 +204,11 @@ void Step::attend_rows(int member, const V41Layer* layer, const V41Block& block,
         if (compressed) {
             const Stored main = stored(*layer, run, false);
             const int32_t* chosen = selected_.at(size_t(row) * m_.topk);
-            for (int at = 0; at < m_.topk; at++, slots++) {
-                float* to = room.far.data() + size_t(at) * dim;
+            const bool keeps = m_.early_gathers && rows_ <= SMALL, there = keeps && layer->indexer < 0;
+            float* to = keeps ? far(row) : room.far.data();
+            for (int at = 0; at < m_.topk; at++, slots++, to += dim) {
                 room.rows[slots] = chosen[at] < 0 ? nullptr : to;
-                if (chosen[at] >= 0) unpack_fp4_fine(main.at(chosen[at]), dim, to);
+                if (chosen[at] >= 0 && !there) unpack_fp4_fine(main.at(chosen[at]), dim, to);
             }
         }
         float* queries = queries_.at(size_t(row) * width());
@@ -225,7 +232,6 @@ void Step::attention_output(int member, const V41Block& block) {
         share(member, rows_, [&](int row) { round_row(low_.at(size_t(row) * low), low, low8_.at(size_t(row) * low), member); });
         barrier_.wait();
     }
-    multiply(member, block.wo_b, rounded(low_, low8_), y_.at());
 }
 
 }  // namespace rackserve::v41

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "v41_step.h"
+#include "v41_devices.h"
 
 namespace rackserve::v41 {
 
@@ -57,25 +57,30 @@ void Step::draft(const V41Span* spans, int num_spans, const int64_t* anchors, fl
             rms_norm(to, m_.draft.norm, m_.hidden, m_.norm_eps, x_.at(size_t(row) * m_.hidden));
         });
         barrier_.wait();
-        multiply(member, m_.head, x_.at(), m_.hidden, rows_, logits, m_.vocab);
+        multiply(member, m_.head, x_.at(), m_.hidden, rows_, logits + first_entry(), m_.vocab);  // `follow` joins them
     });
 }
 
 void Step::follow(const int64_t* tokens, int count, const float* hidden, float* logits, float* confidence, int apart) {
     const int rank = m_.markov_rank, inputs = m_.draft.markov.inputs;
     team_.run([&](int member) {
-        share(member, count, [&](int row) {
+        const auto embed = [&](int begin, int rows, float* out) { look_up(member, m_.draft.embed, rank, tokens + begin, rows, out); };
+        add_up(member, count, rank, wide8_.at(), embed, [&](int row, const float* found) {
             float* to = wide_.at(size_t(row) * inputs);
-            const uint16_t* from = m_.draft.embed + size_t(tokens[row]) * rank;
-            for (int at = 0; at < inputs; at++) {
-                const uint32_t bits = at < rank ? uint32_t(from[at]) << 16 : 0;
-                std::memcpy(to + at, &bits, 4);
-            }
+            std::copy_n(found, rank, to);
+            std::fill(to + rank, to + inputs, 0.0f);
             confidence[size_t(row) * apart] = dot(hidden + size_t(row) * apart * m_.hidden, m_.draft.confidence, m_.hidden) +
                                               dot(to, m_.draft.confidence + m_.hidden, rank);
         });
         barrier_.wait();
-        multiply(member, m_.draft.markov, wide_.at(), inputs, count, logits, size_t(apart) * m_.vocab, true);
+        const float* base = logits + first_entry();
+        const size_t stride = size_t(apart) * m_.vocab;
+        join(member, count, m_.draft.markov.outputs, logits, stride, [&](int begin, int rows, float* out, size_t out_stride) {
+            const auto [first, end] = columns(member, m_.draft.markov.outputs);
+            for (int row = 0; out != base && row < rows; row++)
+                std::copy(base + (begin + row) * stride + first, base + (begin + row) * stride + end, out + row * out_stride + first);
+            multiply(member, m_.draft.markov, wide_.at(size_t(begin) * inputs), inputs, rows, out, out_stride, true);
+        });
     });
 }
 

@@ -7,15 +7,14 @@
 
 namespace rackserve::v41 {
 
-void Step::into_experts(int member, const V41Block& block) {
-    share(member, rows_, [&](int row) {
-        const Mix& mix = *mix_.at(row);
-        float* x = x_.at(size_t(row) * m_.hidden);
-        expand(y_.at(size_t(row) * m_.hidden), mix, m_.hidden, streams(row));
-        collapse(streams(row), mix.pre, m_.hidden, x);
-        rms_norm(x, block.ffn_norm, m_.hidden, m_.norm_eps, x);
-        if (m_.round_inputs) round_row(x, m_.hidden, x8_.at(size_t(row) * m_.hidden), member);
-    });
+// From the result of the attention of a row.
+void Step::into_experts(int member, const V41Block& block, int row, const float* y) {
+    const Mix& mix = *mix_.at(row);
+    float* x = x_.at(size_t(row) * m_.hidden);
+    expand(y, mix, m_.hidden, streams(row));
+    collapse(streams(row), mix.pre, m_.hidden, x);
+    rms_norm(x, block.ffn_norm, m_.hidden, m_.norm_eps, x);
+    if (m_.round_inputs) round_row(x, m_.hidden, x8_.at(size_t(row) * m_.hidden), member);
 }
 
 // The `top` experts with the largest score and bias, the lowest number first among equals; the bias does not weigh.
@@ -63,18 +62,27 @@ void Step::group(const V41Block& block) {
     begin_of_[routed + 1] = count + rows_;
 }
 
+// The shared expert's products of the rows themselves need no routing. Its places come after those of the routed ones.
+void Step::shared_inputs(int member, const V41Block& block) {
+    const V41Expert& shared = block.experts[block.num_experts - 1];
+    const size_t at = size_t(rows_) * block.top * m_.inner;
+    multiply(member, shared.w1, rounded(x_, x8_), m_.hidden, rows_, gate_part_.at(at), m_.inner);
+    multiply(member, shared.w3, rounded(x_, x8_), m_.hidden, rows_, up_part_.at(at), m_.inner);
+}
+
 void Step::experts(int member, const V41Block& block) {
     const int routed = block.num_experts - 1, count = rows_ * block.top, hidden = m_.hidden, inner = m_.inner;
     const float* x = rounded(x_, x8_);
     share(member, count, [&](int at) { std::copy_n(x + size_t(row_at_[at]) * hidden, hidden, gathered_.at(size_t(at) * hidden)); });
     barrier_.wait();
-    for (int expert = 0; expert <= routed; expert++) {
+    for (int expert = 0; expert < routed; expert++) {
         const int first = begin_of_[expert], rows = begin_of_[expert + 1] - first;
         if (!rows) continue;
-        const float* from = expert < routed ? gathered_.at(size_t(first) * hidden) : x;
+        const float* from = gathered_.at(size_t(first) * hidden);
         multiply(member, block.experts[expert].w1, from, hidden, rows, gate_part_.at(size_t(first) * inner), inner);
         multiply(member, block.experts[expert].w3, from, hidden, rows, up_part_.at(size_t(first) * inner), inner);
     }
+    if (!shares_early()) shared_inputs(member, block);
     barrier_.wait();
     share(member, count, [&](int at) {  // by row and slot: there the weight is known
         const F32 weight = splat(*weights_.at(at));
@@ -106,19 +114,24 @@ void Step::activate(float* gate, const float* up, const F32* weight) const {
     }
 }
 
-void Step::out_of_experts(int member, const V41Block& block) {
-    const int top = block.top, count = rows_ * top, hidden = m_.hidden;
-    share(member, rows_, [&](int row) {
-        float* y = y_.at(size_t(row) * hidden);
-        for (int at = 0; at < hidden; at += LANES) {
+// The results of rows [begin, begin + count) over their experts, this member's columns.
+void Step::combine(int member, const V41Block& block, int begin, int count, float* out) {
+    const int top = block.top, hidden = m_.hidden;
+    const auto [first, end] = columns(member, hidden);
+    for (int row = begin; row < begin + count; row++, out += hidden) {
+        const float* shared = results_.at((size_t(rows_) * top + row) * hidden);
+        for (int at = first; at < end; at += LANES) {
             F32 sum = load<F32>(results_.at(size_t(place_[row * top]) * hidden + at));
             for (int slot = 1; slot < top; slot++) sum += load<F32>(results_.at(size_t(place_[row * top + slot]) * hidden + at));
-            store(y + at, sum + load<F32>(results_.at(size_t(count + row) * hidden + at)));
+            store(out + at, sum + load<F32>(shared + at));
         }
-        const Mix& mix = *mix_.at(row);
-        expand(y, mix, hidden, streams(row));
-        std::copy_n(mix.pre, STREAMS, pre_.at(size_t(row) * STREAMS));
-    });
+    }
+}
+
+void Step::out_of_experts(int row, const float* y) {
+    const Mix& mix = *mix_.at(row);
+    expand(y, mix, m_.hidden, streams(row));
+    std::copy_n(mix.pre, STREAMS, pre_.at(size_t(row) * STREAMS));
 }
 
 }  // namespace rackserve::v41

@@ -1,6 +1,7 @@
 // A DeepSeek-V4.1 model and one of its passes, as the caller describes them: plain C, mirrored field by field in v41.py.
 #pragma once
 
+#include "mailbox.h"
 #include "v41_matrix.h"
 
 extern "C" {
@@ -57,6 +58,7 @@ struct V41Model {
     int32_t index_heads, index_dim, topk, candidate_blocks, candidate_size, first_decoder;
     int32_t engrams, engram_inputs, targets, block_size, noise, markov_rank, iterations;
     int32_t max_rows, block_tokens, round_inputs, experts;  // experts: the most that a block has, the shared one counted
+    int32_t inline_shared, early_gathers, fused_sums;       // see v41_tuning.py; no effect on any bit
     float hc_eps, norm_eps, swiglu_limit, routed_scale;
     const V41Layer* layer;
     const V41Compressor* compressor;
@@ -70,6 +72,9 @@ struct V41Model {
     const float *freqs, *compressed_freqs;  // [pairs]
     uint8_t* arena;
     int64_t block_bytes;
+    // To the other devices of the rank; null: there are none. Otherwise heads, o_groups and inner are this device's, head, embed and
+    // those of drafts have its part of the vocabulary in rows, and matrices are cut to match.
+    rackserve::Mailbox* mailbox;
 };
 
 // Positions [start, start + rows) of a sequence. windows: uint8 [layers + stages][window][row bytes]; valid: [layers + stages];

@@ -1,4 +1,4 @@
-#include "v41_step.h"
+#include "v41_devices.h"
 
 #include <algorithm>
 
@@ -25,7 +25,7 @@ int filled(int count) { return (count + LANES - 1) / LANES * LANES; }
 }  // namespace
 
 Step::Step(const V41Model& m, int threads)
-    : m_(m), team_(threads), barrier_(team_.size()), rooms_(team_.size()), streams_(size_t(m.max_rows) * STREAMS * m.hidden),
+    : m_(m), mail_(m.mailbox), team_(threads), barrier_(team_.size()), rooms_(team_.size()), streams_(size_t(m.max_rows) * STREAMS * m.hidden),
       pre_(size_t(m.max_rows) * STREAMS), x_(size_t(m.max_rows) * m.hidden), x8_(size_t(m.max_rows) * m.hidden),
       latent_(size_t(m.max_rows) * m.q_rank), latent8_(size_t(m.max_rows) * m.q_rank), queries_(size_t(m.max_rows) * width()),
       index_queries_(size_t(m.max_rows) * m.index_heads * m.index_dim), index_weights_(size_t(m.max_rows) * filled(m.index_heads)),
@@ -33,7 +33,7 @@ Step::Step(const V41Model& m, int threads)
       attended_(size_t(m.max_rows) * width()), low_(size_t(m.max_rows) * m.o_groups * m.o_rank), low8_(size_t(m.max_rows) * m.o_groups * m.o_rank),
       y_(size_t(m.max_rows) * m.hidden), wide_(size_t(m.max_rows) * wide_inputs(m)), wide8_(size_t(m.max_rows) * wide_inputs(m)),
       gates_(size_t(m.max_rows) * filled(m.experts)), mix_(m.max_rows),
-      packed_(size_t(m.max_rows) * row_bytes()), selected_(size_t(m.max_rows) * m.topk),
+      packed_(size_t(m.max_rows) * row_bytes()), selected_(size_t(m.max_rows) * m.topk), far_(size_t(SMALL) * m.topk * m.head_dim),
       chosen_(size_t(m.max_rows) * top_of(m)), weights_(size_t(m.max_rows) * top_of(m)),
       gathered_(size_t(m.max_rows) * (top_of(m) - 1) * m.hidden), gate_part_(size_t(m.max_rows) * top_of(m) * m.inner),
       up_part_(size_t(m.max_rows) * top_of(m) * m.inner), results_(size_t(m.max_rows) * top_of(m) * m.hidden) {
@@ -54,8 +54,7 @@ Step::Step(const V41Model& m, int threads)
 }
 
 void Step::multiply(int member, const Matrix& m, const float* x, size_t stride, int rows, float* out, size_t out_stride, bool add) {
-    const int tiles = m.outputs / LANES, size = team_.size();
-    const int first = int(int64_t(tiles) * member / size) * LANES, end = int(int64_t(tiles) * (member + 1) / size) * LANES;
+    const auto [first, end] = columns(member, m.outputs);
     product(m, x, stride, rows, first, end, out, out_stride, rooms_[member].panel.data(), add);
 }
 
@@ -67,6 +66,7 @@ void Step::begin(const V41Span* spans, int num_spans, bool drafting) {
     position_.clear();
     drafting_ = drafting;
     has_candidates_ = false;
+    reads_ahead_ = mail_ != nullptr && m_.early_gathers;
     rows_ = 0;
     for (int s = 0; s < num_spans; s++) {
         runs_.push_back({spans + s, spans[s].start, spans[s].rows, rows_, spans[s].replayed, 0});
@@ -93,11 +93,20 @@ void Step::lay_out() {
     if (context_.size() < floats) context_.resize(floats);
 }
 
+void Step::look_up(int member, const uint16_t* table, int width, const int64_t* tokens, int rows, float* out) const {
+    const auto [first, end] = columns(member, width);
+    for (int row = 0; row < rows; row++, out += width) {
+        const int64_t number = tokens[row] - first_entry();
+        const uint16_t* from = number >= 0 && number < m_.head.outputs ? table + size_t(number) * width : nullptr;
+        for (int at = first; at < end; at++) out[at] = from ? bf16(from[at]) : 0.0f;
+    }
+}
+
 void Step::enter(int member, const int64_t* tokens) {
-    share(member, rows_, [&](int row) {
-        const uint16_t* from = m_.embed + size_t(tokens[row]) * m_.hidden;
+    const auto embed = [&](int begin, int count, float* out) { look_up(member, m_.embed, m_.hidden, tokens + begin, count, out); };
+    add_up(member, rows_, m_.hidden, y_.at(), embed, [&](int row, const float* x) {
         float* to = streams(row);
-        for (int at = 0; at < m_.hidden; at++) to[at] = bf16(from[at]);
+        std::copy_n(x, m_.hidden, to);
         for (int s = 1; s < STREAMS; s++) std::copy(to, to + m_.hidden, to + size_t(s) * m_.hidden);
         for (int s = 0; s < STREAMS; s++) *pre_.at(size_t(row) * STREAMS + s) = s == 0;
         turns(m_.freqs, m_.pairs, position_[row], turns_.at(size_t(row) * 2 * m_.pairs));
@@ -136,6 +145,7 @@ int Step::forward(const V41Span* spans, int num_spans, const int64_t* tokens, co
     out_ = out;
     bool drops = false;
     for (const Run& run : runs_) drops |= run.span->full_from > run.start;
+    reads_ahead_ &= !drops;
     team_.run([&](int member) {
         enter(member, tokens);
         for (int number = 0; number < m_.layers; number++) {
@@ -171,10 +181,17 @@ void Step::sublayers(int member, const V41Layer* layer, const V41Block& block, i
     attend_rows(member, layer, block, number);
     barrier_.wait();
     attention_output(member, block);
+    const float* low = rounded(low_, low8_);
+    const auto project = [&](int begin, int count, float* out) {
+        const int inputs = block.wo_b.inputs;
+        multiply(member, block.wo_b, low + size_t(begin) * inputs, inputs, count, out, m_.hidden);
+    };
+    const auto read_ahead = [&] {
+        if (reads_ahead_ && number + 1 < (drafting_ ? m_.layers + m_.stages : m_.layers)) earlier_rows(member, number + 1);
+    };
+    add_up(member, rows_, m_.hidden, y_.at(), project, read_ahead, [&](int row, const float* y) { into_experts(member, block, row, y); });
     barrier_.wait();
-    // Devices that split heads would add up their parts of y_ here.
-    into_experts(member, block);
-    barrier_.wait();
+    if (shares_early()) shared_inputs(member, block);
     multiply(member, block.gate, x_.at(), gates_.at());
     multiply(member, block.ffn_mixer.fn, streams_.at(), mixes_.at());
     barrier_.wait();
@@ -183,9 +200,8 @@ void Step::sublayers(int member, const V41Layer* layer, const V41Block& block, i
     if (member == 0) group(block);
     barrier_.wait();
     experts(member, block);
-    barrier_.wait();
-    // Devices that split experts would add up their parts of results_ here.
-    out_of_experts(member, block);
+    const auto combined = [&](int begin, int count, float* out) { combine(member, block, begin, count, out); };
+    add_up(member, rows_, m_.hidden, y_.at(), combined, [&](int row, const float* y) { out_of_experts(row, y); });
 }
 
 void Step::logits(const float* hidden, int count, float* out) {
@@ -196,7 +212,10 @@ void Step::logits(const float* hidden, int count, float* out) {
                 rms_norm(hidden + size_t(begin + row) * m_.hidden, m_.norm, m_.hidden, m_.norm_eps, x_.at(size_t(row) * m_.hidden));
             });
             barrier_.wait();
-            multiply(member, m_.head, x_.at(), m_.hidden, rows, out + size_t(begin) * m_.vocab, m_.vocab);
+            const auto head = [&](int at, int count, float* to, size_t stride) {
+                multiply(member, m_.head, x_.at(size_t(at) * m_.hidden), m_.hidden, count, to, stride);
+            };
+            join(member, rows, m_.head.outputs, out + size_t(begin) * m_.vocab, m_.vocab, head);
         });
     }
 }

@@ -26,6 +26,8 @@ template <class T> class Lines {
     T* data_;
 };
 
+constexpr int SMALL = 16;  // rows up to which a pass is made for latency; no effect on any bit
+
 class Step {
   public:
     Step(const V41Model& model, int threads);
@@ -57,9 +59,28 @@ class Step {
         const int begin = int(int64_t(count) * member / team_.size()), end = int(int64_t(count) * (member + 1) / team_.size());
         for (int at = begin; at < end; at++) each(at);
     }
+    // A member's part of so many outputs, in whole tiles.
+    std::pair<int, int> columns(int member, int outputs) const {
+        const int64_t tiles = outputs / LANES;
+        return {int(tiles * member / team_.size()) * LANES, int(tiles * (member + 1) / team_.size()) * LANES};
+    }
     // A member's part of the outputs, of all rows: each weight is read by one core only.
     void multiply(int member, const Matrix& m, const float* x, size_t stride, int rows, float* out, size_t out_stride, bool add = false);
     void multiply(int member, const Matrix& m, const float* x, float* out) { multiply(member, m, x, m.inputs, rows_, out, m.outputs); }
+    // What the devices of the rank have parts of (v41_devices.h). `compute(begin, count, out)` writes this member's columns of
+    // rows [count][width]; `use(row, sum)` is called for each row, all members' together, with the sum over the devices in order.
+    template <class Compute, class Meanwhile, class Use>
+    void add_up(int member, int rows, int width, float* own, Compute compute, Meanwhile meanwhile, Use use);
+    template <class Compute, class Use> void add_up(int member, int rows, int width, float* own, Compute compute, Use use) {
+        add_up(member, rows, width, own, compute, [] {}, use);
+    }
+    // The same for parts that are columns: the devices' widths one after the other, in rows of `out`.
+    template <class Compute> void join(int member, int rows, int width, float* out, size_t out_stride, Compute compute);
+    void add_parts(int member, int row, int width, float* sum) const;
+    // This member's columns of the bf16 rows of `tokens`, zeros for those that another device has.
+    void look_up(int member, const uint16_t* table, int width, const int64_t* tokens, int rows, float* out) const;
+    int first_entry() const { return mail_ == nullptr ? 0 : mail_->device() * m_.head.outputs; }  // of this device's vocabulary
+    bool shares_early() const { return m_.inline_shared && rows_ <= SMALL; }
     void begin(const V41Span* spans, int num_spans, bool drafting);
     void lay_out();
     void enter(int member, const int64_t* tokens);
@@ -75,17 +96,20 @@ class Step {
     void sublayers(int member, const V41Layer* layer, const V41Block& block, int number, uint8_t* packed);
     void attention_products(int member, const V41Layer* layer, const V41Block& block);
     void window_rows(int member, bool compressed, const V41Block& block, int number, uint8_t* packed);
+    void earlier_rows(int member, int number);
     void query_products(int member, const V41Layer* layer, const V41Block& block);
     void select(int member, const V41Layer& layer);
     void select_rows(const V41Layer& layer, int first, int count, Room& room);
     void attend_rows(int member, const V41Layer* layer, const V41Block& block, int number);
-    void attention_output(int member, const V41Block& block);
-    void into_experts(int member, const V41Block& block);
+    void attention_output(int member, const V41Block& block);  // all but the last product
+    void into_experts(int member, const V41Block& block, int row, const float* y);
     void route(int member, const V41Block& block);
     void group(const V41Block& block);
+    void shared_inputs(int member, const V41Block& block);
     void experts(int member, const V41Block& block);
+    void combine(int member, const V41Block& block, int begin, int count, float* out);
     void activate(float* gate, const float* up, const F32* weight) const;
-    void out_of_experts(int member, const V41Block& block);
+    void out_of_experts(int row, const float* y);
 
     const float* turn(bool compressed, int row) { return turns_.at((size_t(compressed) * m_.max_rows + row) * 2 * m_.pairs); }
     float* streams(int row) { return streams_.at(size_t(row) * STREAMS * m_.hidden); }
@@ -93,8 +117,11 @@ class Step {
     int width() const { return m_.heads * m_.head_dim; }
     int earlier() const { return drafting_ ? m_.window : m_.window - 1; }
     Stored stored(const V41Layer& layer, const Run& run, bool index) const;
+    float* far(int row) { return far_.at(size_t(row) * m_.topk * m_.head_dim); }
 
     const V41Model m_;
+    Mailbox* const mail_;
+    bool reads_ahead_ = false;  // earlier rows of the next layer or stage are read while this one waits for devices
     Team team_;
     Barrier barrier_;
     std::vector<Room> rooms_;
@@ -115,6 +142,7 @@ class Step {
     Lines<int32_t> selected_;                   // [row][topk]
     std::vector<uint8_t> candidates_;           // [row][candidates_wide_]
     size_t candidates_wide_ = 0;
+    Lines<float> far_;                          // [row][topk][head dim]: selected rows, unpacked once for all layers that read them
     bool has_candidates_ = false;
 
     // The experts of each row, and rows in the order of their experts; rows of the shared one come last.
