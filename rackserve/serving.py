@@ -262,6 +262,7 @@ class _Seen:
         self.state.stall = lambda: self._watch.look(rack.status(), time.monotonic_ns())
         self.view.look = lambda: (rack.status(), rack.pool)
         self.metrics.holdings.look = lambda: holdings_of(rack.status(), rack.pool)
+        self.metrics.step_parts.look = lambda: step_parts_of(rack.status())
         return self.state
 
     def _follow(self, recorded: Recorded) -> None:
@@ -282,6 +283,11 @@ def holdings_of(ranks: Sequence[RankStatus], pool: Directory | None) -> tuple[di
     total = pool.blocks.total
     holders[str(POOL_RANK)] = Holding(total - pool.blocks.num_free - pool.num_blocks, pool.num_blocks, total)
     return holders, asdict(pool.counters)
+
+
+def step_parts_of(ranks: Sequence[RankStatus]) -> dict[str, tuple[float, ...]]:
+    """Seconds of engine time by rank and part, for the metrics."""
+    return {str(Rank(rank.worker, place)): times.seconds for rank in ranks for place, times in enumerate(rank.times)}
 
 
 def _add_gateway(settings: Settings, rack: LiveRack, taps: Sequence[Tap]) -> Gateway:

@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disa
 
 from rackserve.api.errors import STATUSES
 from rackserve.api.holdings import Holdings
+from rackserve.api.step_parts import StepParts
 from rackserve.api.vllm_names import VllmNames
 from rackserve.base.events import (
     AttemptRetried,
@@ -63,6 +64,8 @@ class Metrics:
         ranks = list(ranks)
         self.holdings = Holdings(ranks)
         self.registry.register(self.holdings)
+        self.step_parts = StepParts(ranks)
+        self.registry.register(self.step_parts)
         self._ranks = [str(rank) for rank in ranks]
         self._unknown_names: set[str] = set()
         self._incarnations: dict[Rank, int] = {}

@@ -130,7 +130,7 @@ async def _serve(spec: RankSpec, group: Group, build: BuildNode) -> None:
     host = LiveHost(loop, finish)
     store = SharedStore(host, spec.worker)
     store.set_regions(spec.regions)
-    engine = ThreadEngine(host, spec.worker, spec.num_ranks, group.run)
+    engine = ThreadEngine(host, spec.worker, spec.num_ranks, group)
     peers = _Peers(store)
 
     def record_drop(to: NodeId, message: str, reason: str) -> None:
@@ -144,10 +144,12 @@ async def _serve(spec: RankSpec, group: Group, build: BuildNode) -> None:
     ports = Ports(LiveClock(host, spec.worker), LiveTransport(wire, spec.worker), recorder, store, engine)
     node = build(spec, ports)
     host.add(spec.worker, node)
+    if isinstance(node, PrefillNode | DecodeNode):
+        engine.has_requests = node.worker.has_requests
     loop.add_signal_handler(signal.SIGTERM, finish)
 
     def beat() -> None:
-        sign = Beat(engine.steps_done, engine.step_started_ns, kv_use(node))
+        sign = Beat(engine.steps_done, engine.step_started_ns, kv_use(node), engine.times())
         wire.send_raw(CONTROL, BEAT_CHANNEL, msgspec.msgpack.encode(sign))
         loop.call_later(BEAT_PERIOD_S, beat)
 

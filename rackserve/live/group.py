@@ -27,7 +27,7 @@ from rackserve.live.cores import cores_of
 from rackserve.live.launch import CRASHED, end_with_parent, how_it_ended
 from rackserve.live.rank_spec import BEAT_PERIOD_S, RankSpec
 from rackserve.live.regions import map_region
-from rackserve.live.runner import Runner, open_runner
+from rackserve.live.runner import TimedRunner, open_runner
 
 FOLLOWER_COMMAND = (sys.executable, "-m", "rackserve.live.group")
 
@@ -64,9 +64,10 @@ class Unopened(msgspec.Struct, frozen=True, tag=True):
 
 
 class Computed(msgspec.Struct, frozen=True, tag=True):
-    """follower -> leader: its part of a step is done."""
+    """follower -> leader: its part of a step is done. `kernel_ns`: time that it spent in kernels so far."""
 
     result: StepResult
+    kernel_ns: Time = 0
 
 
 class Alive(msgspec.Struct, frozen=True, tag=True):
@@ -76,7 +77,7 @@ class Alive(msgspec.Struct, frozen=True, tag=True):
 Answer = Opened | Unopened | Computed | Alive
 
 
-def open_part(spec: RankSpec, device: int, rendezvous: str) -> Runner | None:
+def open_part(spec: RankSpec, device: int, rendezvous: str) -> TimedRunner | None:
     """What `device` computes with; None if nothing. RackserveError for what a person can mend.
 
     The tensor-parallel devices of a rank map the same arena here, because they compute the same bytes of KV and their exchanges
@@ -132,6 +133,8 @@ class Group:
 
     A worker of one device is this process alone. In a larger one, an exception in a step ends the process: the other devices
     may be anywhere in that step, and nothing but a new start brings them together again.
+
+    kernel_ns  time that the first device of each rank spent in kernels so far
     """
 
     def __init__(self, spec: RankSpec) -> None:
@@ -144,7 +147,8 @@ class Group:
         self._decoder = msgspec.msgpack.Decoder(Answer)
         self._changed = threading.Condition()  # guards the four below
         self._owing: dict[int, _Follower] = {}
-        self._answers: dict[int, StepResult] = {}
+        self._answers: dict[int, Computed] = {}
+        self.kernel_ns: list[Time] = [0] * spec.num_ranks
         self._task = ""
         self._deadline: Time = 0
         rendezvous = ""
@@ -173,7 +177,9 @@ class Group:
         """The results of all ranks. Ends the process if a device of several fails."""
         assert self._runner is not None
         if not self._followers:
-            return (self._runner.run(step.steps[0]),)
+            alone = self._runner.run(step.steps[0])
+            self.kernel_ns[0] = self._runner.kernel_ns
+            return (alone,)
         try:
             self._expect(f"compute step {step.number}", self._spec.limits.step)
             parts = [msgspec.msgpack.encode(part) for part in step.steps]
@@ -185,7 +191,9 @@ class Group:
             _say_why(error)
             self._end(f"device 0 (pid {os.getpid()}) failed in step {step.number}")
         answers = self._gather()
-        return (own, *(answers[rank * self._spec.tp_size] for rank in range(1, self._spec.num_ranks)))
+        others = [answers[rank * self._spec.tp_size] for rank in range(1, self._spec.num_ranks)]
+        self.kernel_ns[:] = [self._runner.kernel_ns, *(answer.kernel_ns for answer in others)]
+        return (own, *(answer.result for answer in others))
 
     def _expect(self, task: str, limit_s: float) -> None:
         """From now on every follower owes an answer."""
@@ -195,7 +203,7 @@ class Group:
             self._owing = {follower.device: follower for follower in self._followers}
             self._answers = {}
 
-    def _gather(self) -> dict[int, StepResult]:
+    def _gather(self) -> dict[int, Computed]:
         """Wait for the answers of all followers. The watch ends the process if one does not come."""
         with self._changed:
             while self._owing:
@@ -236,7 +244,7 @@ class Group:
         with self._changed:
             self._owing.pop(follower.device)
             if isinstance(answer, Computed):
-                self._answers[follower.device] = answer.result
+                self._answers[follower.device] = answer
             self._changed.notify()
 
     def _look(self, now: Time) -> None:
@@ -329,7 +337,10 @@ def main() -> None:
         threading.Thread(target=leader.beat, name="beat", daemon=True).start()
         while True:  # a follower may wait for its next step for ever
             step = leader.steps.get()
-            leader.answer(Computed(StepResult(step.dp_rank, ()) if runner is None else runner.run(step)))
+            if runner is None:
+                leader.answer(Computed(StepResult(step.dp_rank, ())))
+            else:
+                leader.answer(Computed(runner.run(step), runner.kernel_ns))
     except Exception as error:
         threading.Event().wait(BLAME_S)
         _say_why(error)

@@ -28,9 +28,13 @@ class LiveHost:
 
     `on_crash` is called once, with the first error a handler raised; from then on nothing is delivered, because the node's
     state can no longer be trusted.
+
+    busy_ns     time spent in handlers so far
+    after_turn  called after each turn of handlers
     """
 
-    __slots__ = ("_inbox", "_loop", "_nodes", "_on_crash", "_running", "_scheduled", "_stopped", "_timers")
+    __slots__ = ("_inbox", "_loop", "_nodes", "_on_crash", "_running", "_scheduled", "_stopped", "_timers", "after_turn",
+                 "busy_ns")  # fmt: skip
 
     def __init__(self, loop: asyncio.AbstractEventLoop, on_crash: Callable[[BaseException], None]) -> None:
         self._loop = loop
@@ -39,6 +43,8 @@ class LiveHost:
         self._inbox: deque[tuple[Node, Message]] = deque()
         self._timers = 0
         self._running = self._scheduled = self._stopped = False
+        self.busy_ns: Time = 0
+        self.after_turn: Callable[[], None] = _nothing
 
     def add(self, node_id: NodeId, node: Node) -> None:
         """Register `node`. Raises InvariantError if the id is taken."""
@@ -100,6 +106,7 @@ class LiveHost:
     def _run(self) -> None:
         self._scheduled = False
         self._running = True
+        begin = time.monotonic_ns()
         try:
             for _ in range(BURST):
                 if self._stopped or not self._inbox:
@@ -110,6 +117,12 @@ class LiveHost:
             self.crash(error)
         finally:
             self._running = False
+            self.busy_ns += time.monotonic_ns() - begin
+        self.after_turn()
         if self._inbox and not self._stopped and not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self._run)
+
+
+def _nothing() -> None:
+    pass

@@ -12,6 +12,7 @@ from rackserve.base.transfer import Region, arena_region
 from rackserve.base.units import Time
 from rackserve.live.regions import RegionFile
 from rackserve.live.runner import RunnerSpec
+from rackserve.live.step_times import StepTimes
 from rackserve.live.transport import Meeting
 
 READY_CHANNEL = "#ready"
@@ -86,8 +87,10 @@ class Beat(msgspec.Struct, frozen=True, array_like=True):
 
     step_started_ns  monotonic start of the step being computed, 0 if none is
     kv               what each rank's KV blocks are doing
+    times            where each rank's time went
     """
 
     steps_done: int
     step_started_ns: Time
     kv: tuple[KvUse, ...] = ()
+    times: tuple[StepTimes, ...] = ()

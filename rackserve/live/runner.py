@@ -13,7 +13,7 @@ from rackserve.base.kv_layout import KvLayout
 from rackserve.base.ranges import MAX_COUNT, require_range
 from rackserve.base.request import Request
 from rackserve.base.step import Step, StepResult
-from rackserve.base.units import MIB
+from rackserve.base.units import MIB, Time, to_seconds
 from rackserve.digest_model import DigestRunner, digest_layout
 from rackserve.model.deepseek_v41.options import RunnerOptions
 from rackserve.model.extra import require_engine
@@ -37,6 +37,13 @@ class Runner(Protocol):
     layout: KvLayout
 
     def run(self, step: Step) -> StepResult: ...
+
+
+class TimedRunner(Runner, Protocol):
+    """A runner that knows how long it computed: `kernel_ns` is the time it spent in kernels so far."""
+
+    @property
+    def kernel_ns(self) -> Time: ...
 
 
 class RunnerSpec(RunnerOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -84,20 +91,24 @@ class RunnerSpec(RunnerOptions, frozen=True, forbid_unknown_fields=True, kw_only
 
 
 class PacedRunner:
-    """A runner whose steps take at least `step_ms` milliseconds and `token_us` microseconds for each token."""
+    """A runner whose steps take at least `step_ms` milliseconds, and `token_us` microseconds for each token; all is kernels."""
 
-    __slots__ = ("_runner", "_step_s", "_token_s", "layout")
+    __slots__ = ("_runner", "_step_s", "_token_s", "kernel_ns", "layout")
 
     def __init__(self, runner: Runner, step_ms: float, token_us: float) -> None:
         self.layout = runner.layout
+        self.kernel_ns: Time = 0
         self._runner = runner
         self._step_s = step_ms / 1e3
         self._token_s = token_us / 1e6
 
     def run(self, step: Step) -> StepResult:
-        due = time.monotonic() + self._step_s + self._token_s * step.num_tokens
+        begin = time.monotonic_ns()
         result = self._runner.run(step)
-        time.sleep(max(0.0, due - time.monotonic()))
+        ahead = self._step_s + self._token_s * step.num_tokens - to_seconds(time.monotonic_ns() - begin)
+        if ahead > 0.0:
+            time.sleep(ahead)
+        self.kernel_ns += time.monotonic_ns() - begin
         return result
 
 
@@ -204,7 +215,7 @@ def open_runner(
     collectives: Collectives | None = None,
     threads: int = 1,
     cores: Sequence[int] = (),
-) -> Runner:
+) -> TimedRunner:
     """Load the model for a rank whose KV blocks and window slots live in `arena`.
 
     threads, cores  that share a step, and where (see `live.cores`): for native kernels; torch computes on one
@@ -213,7 +224,7 @@ def open_runner(
     """
     if spec.kind == "digest":
         digest = DigestRunner(arena, num_blocks, layout_of(spec), spec.vocab_size)
-        return PacedRunner(digest, spec.step_ms, spec.token_us) if spec.step_ms or spec.token_us else digest
+        return PacedRunner(digest, spec.step_ms, spec.token_us)
     import torch
 
     from rackserve.model.files import open_model

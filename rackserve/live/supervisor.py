@@ -24,15 +24,14 @@ from rackserve.live.host import LiveHost
 from rackserve.live.launch import RankProcess, how_it_ended
 from rackserve.live.rank_spec import BEAT_CHANNEL, BEAT_PERIOD_S, READY_CHANNEL, REGIONS_CHANNEL, Beat, KvUse, Limits, RankSpec
 from rackserve.live.regions import RegionOwner, RegionShape, check_memory
+from rackserve.live.step_times import StepTimes
 from rackserve.live.transport import Wire
 from rackserve.ports import Recorder
 
 ENGINE_COMMAND = (sys.executable, "-m", "rackserve.live.engine_main")
 
 KILL_AFTER_S = 2.0
-
 RESTART_WINDOW_S = 60.0
-
 MAX_RESTARTS = 100
 
 log = logging.getLogger("rackserve.live")
@@ -64,11 +63,10 @@ class RankStatus(msgspec.Struct, frozen=True):
     """What is known of one worker. Ages are in seconds; -1 if there is nothing to measure from.
 
     state       "starting", "up", "down" (to be restarted), "failed" (too many restarts) or "stopped"
-    beat_age    since its last sign of life
-    step_age    since the start of the step it computes now
+    beat_age    since its last sign of life; step_age: since the start of the step it computes now
     steps_done  by this incarnation
     devices     process ids of its devices, the leading one (`pid`) first; known once it is ready
-    kv          what the KV blocks of each of its ranks do
+    kv, times   what the KV blocks of each of its ranks do; where the time of its engine went, by this incarnation
     """
 
     worker: NodeId
@@ -82,6 +80,7 @@ class RankStatus(msgspec.Struct, frozen=True):
     steps_done: int
     devices: tuple[int, ...] = ()
     kv: tuple[KvUse, ...] = ()
+    times: tuple[StepTimes, ...] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -210,6 +209,7 @@ class Supervisor:
             beat.steps_done if beat else 0,
             rank.devices if alive else (),
             beat.kv if beat and alive else (),
+            beat.times if beat and alive else (),
         )
 
     # ------------------------------------------------------------ start and end of one worker

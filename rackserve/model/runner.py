@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import math
 import mmap
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -62,6 +63,7 @@ class LlamaRunner:
     kernels  native: the kernels of `kernels.cpu`, ConfigError where they do not serve; torch; auto: the first that serves
     compile_constraint  for requests with a constraint; without it they end as unsupported
     threads, cores  that share a step of the native kernels, and where they run (see `kernels.cpu.decoder`)
+    kernel_ns  time that steps spent computing so far: all but making their inputs, the draws, and scores of prompts
 
     A token depends on its sequence alone: not on chunks, batch, cached prefix or neighbours. With torch that needs one
     thread, which is set here for the process. The runner drafts nothing: an item that samples returns one token whatever its
@@ -70,7 +72,7 @@ class LlamaRunner:
     FileFormatError if weights are missing or misshapen, ConfigError if the arena does not fit.
     """
 
-    __slots__ = ("_arena", "_config", "_dtype", "_llama", "_sampling", "_sequences", "layout", "weights")
+    __slots__ = ("_arena", "_config", "_dtype", "_llama", "_sampling", "_sequences", "kernel_ns", "layout", "weights")
 
     def __init__(
         self,
@@ -92,6 +94,7 @@ class LlamaRunner:
         self._arena = KvArena(arena, files.llama, num_blocks, block_tokens, dtype)
         self.weights = weights
         self._llama: Forward = self._native(files, arena, kernels, threads, cores) or Llama(self._loaded(files), self._arena)
+        self.kernel_ns = 0
         self._sequences: dict[int, EngineSequence] = {}
         self._sampling = SamplingStates(files.llama.vocab_size, compile_constraint)
 
@@ -156,8 +159,12 @@ class LlamaRunner:
         spans = [Span(self._sequences[item.sequence].blocks, item.start, item.num_tokens) for item in items]
         ends = list(accumulate(item.num_tokens for item in items))
         wanted = torch.tensor([end - 1 for item, end in zip(items, ends, strict=True) if item.sample], dtype=torch.int64)
-        hidden = self._llama.forward(torch.tensor(tokens, dtype=torch.int64), spans)
-        rows = iter(self._llama.logits(hidden, wanted).unbind())
+        inputs = torch.tensor(tokens, dtype=torch.int64)
+        begin = time.monotonic_ns()
+        hidden = self._llama.forward(inputs, spans)
+        logits = self._llama.logits(hidden, wanted)
+        self.kernel_ns += time.monotonic_ns() - begin
+        rows = iter(logits.unbind())
         results = [self._result(item, next(rows)) if item.sample else ItemResult(item.sequence, ()) for item in items]
         for at, item in enumerate(items):
             if item.scored:

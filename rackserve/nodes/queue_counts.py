@@ -24,6 +24,10 @@ class QueueCounts:
         self._where: dict[int, tuple[int, int]] = {}  # sequence number -> (dp_rank, QUEUED or RUNNING)
         self._changed: set[int] = set()
 
+    def __len__(self) -> int:
+        """All that are counted."""
+        return len(self._where)
+
     def put(self, number: int, dp_rank: int, which: int) -> None:
         """Sequence `number` is counted as `which` from now on."""
         self.take(number)

@@ -175,6 +175,10 @@ class Worker:
         held = self._active[dp_rank]
         return [held[number] for number in sorted(held)]
 
+    def has_requests(self) -> bool:
+        """Whether a request waits for a step of this worker, its first or another."""
+        return len(self._counts) > 0
+
     def has_place(self, dp_rank: int) -> bool:
         """Whether one more sequence may hold blocks on a rank."""
         return len(self._active[dp_rank]) < self.config.max_sequences

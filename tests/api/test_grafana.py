@@ -83,5 +83,6 @@ def test_everything_that_says_how_well_the_rack_does_is_on_the_board() -> None:
         "inter_token_latency_seconds_bucket",
         "requests_queued",
         "kv_usage_ratio",
+        "step_part_seconds_total",
     ):
         assert f"rackserve_{name}" in shown

@@ -6,13 +6,21 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from rackserve.assemble import RackConfig, build_worker
 from rackserve.base.errors import InvariantError
-from rackserve.base.messages import EngineFailed, StepFinished
-from rackserve.base.step import GroupStep, Step, StepResult
+from rackserve.base.ids import Rank
+from rackserve.base.keys import CacheNamespace, extend_chain
+from rackserve.base.messages import EngineFailed, HandOver, Reserve, StepFinished, TokensEmitted
+from rackserve.base.request import Placement, Request
+from rackserve.base.step import GroupStep, ItemResult, Step, StepResult
 from rackserve.digest_model import digest_layout
 from rackserve.live.engine import ThreadEngine
 from rackserve.live.host import LiveHost
-from tests.live.processes import Listener, until
+from rackserve.live.step_times import StepTimes
+from rackserve.nodes.ports import Ports
+from rackserve.sched.scheduler import SchedulerConfig
+from tests.live.processes import SMALL, Listener, until
+from tests.nodes.clock import Notes
 
 
 class GatedRunner:
@@ -23,13 +31,16 @@ class GatedRunner:
     def __init__(self) -> None:
         self.permits = threading.Semaphore(0)
         self.threads: set[int] = set()
+        self.kernel_ns = [0]
 
-    def run(self, step: Step) -> StepResult:
+    def run(self, step: GroupStep) -> tuple[StepResult, ...]:
+        (part,) = step.steps
         assert self.permits.acquire(timeout=10)
         self.threads.add(threading.get_ident())
-        if 13 in step.retired:
+        if 13 in part.retired:
             raise ValueError("bad luck")
-        return StepResult(step.dp_rank, ())
+        self.kernel_ns[0] += 1
+        return (StepResult(part.dp_rank, ()),)
 
 
 def step(number: int, *retired: int) -> GroupStep:
@@ -40,7 +51,7 @@ def trial(test: Callable[[ThreadEngine, GatedRunner, Listener], Awaitable[None]]
     async def run() -> None:
         host, node, runner = LiveHost(asyncio.get_running_loop(), pytest.fail), Listener(), GatedRunner()
         host.add("prefill0", node)
-        engine = ThreadEngine(host, "prefill0", 1, lambda step: (runner.run(step.steps[0]),))
+        engine = ThreadEngine(host, "prefill0", 1, runner)
         try:
             await test(engine, runner, node)
         finally:
@@ -111,3 +122,90 @@ def test_a_step_must_have_a_part_for_each_rank() -> None:
             engine.start(GroupStep(1, (Step(0, ()), Step(1, ()))))
 
     trial(test)
+
+
+def test_what_of_a_step_is_not_kernels_is_planning_and_only_what_has_requests_waits() -> None:
+    async def test(engine: ThreadEngine, runner: GatedRunner, node: Listener) -> None:
+        requests: list[str] = []
+        engine.has_requests = lambda: bool(requests)
+        assert engine.times() == (StepTimes(),)
+        engine.start(step(1))
+        runner.permits.release()
+        await until(lambda: node.messages)
+        (end,) = node.messages
+        assert isinstance(end, StepFinished)
+        engine.look()
+        (first,) = engine.times()
+        assert first.kernel == 1 and first.plan >= end.duration_ns - 1
+        (later,) = engine.times()
+        assert later.wait == first.wait  # nobody waits for it
+        requests.append("a")
+        engine.look()
+        (begun,) = engine.times()
+        (longer,) = engine.times()
+        assert longer.wait > begun.wait >= first.wait
+        engine.start(step(2))
+        (running,), (still,) = engine.times(), engine.times()
+        assert still.wait == running.wait >= longer.wait
+        runner.permits.release()
+        await until(lambda: len(node.messages) == 2)
+        (second,) = engine.times()
+        assert second.kernel == 2 and second.wait > still.wait  # the time to the plan of the next step
+
+    trial(test)
+
+
+class DrawingRunner(GatedRunner):
+    """Draws token 7 for every item, at a permit a step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun = 0
+
+    def run(self, step: GroupStep) -> tuple[StepResult, ...]:
+        self.begun += 1
+        super().run(step)
+        return tuple(
+            StepResult(part.dp_rank, tuple(ItemResult(item.sequence, (7,)) for item in part.items)) for part in step.steps
+        )
+
+
+def test_the_next_decode_step_is_planned_while_one_is_computed() -> None:
+    async def run() -> None:
+        host, runner, notes = LiveHost(asyncio.get_running_loop(), pytest.fail), DrawingRunner(), Notes()
+        engine, planned = ThreadEngine(host, "decode0", 1, runner), list[int]()
+
+        class Noting:
+            def start(self, step: GroupStep) -> None:
+                planned.append(step.number)
+                engine.start(step)
+
+            def interrupt(self) -> None:
+                raise AssertionError("steps of one pass are not interrupted")
+
+        config = RackConfig(topology=SMALL, scheduler=SchedulerConfig(max_steps_in_flight=2))
+        layout, ports = digest_layout(4), Ports(notes, notes, notes, notes, Noting())
+        node = build_worker(config, "decode0", "decode", layout, ports, 1)
+        host.add("decode0", node)
+        engine.has_requests = node.worker.has_requests
+        try:
+            root = CacheNamespace("digest", "0", 4, layout.fingerprint()).root()
+            request = Request("a", "a", bytes(16), extend_chain(b"", root, bytes(16), 4), 4, max_tokens=5, root=root)
+            host.post("decode0", Reserve(Placement("a", 1, Rank("prefill0"), Rank("decode0"), 0, 0), request))
+            host.post("decode0", HandOver("a", 1, (7,), 0))
+            first = None
+            for done in range(3):
+                await until(lambda begun=done + 1: runner.begun == begun)
+                assert len(planned) == done + 2, "the step after the running one is there already"
+                assert sum(isinstance(message, TokensEmitted) for _, message in notes.sent) == done
+                first = first if first is not None else planned[0]
+                assert planned == list(range(first, first + done + 2))
+                runner.permits.release()
+                await until(lambda sent=done + 1: sum(isinstance(m, TokensEmitted) for _, m in notes.sent) == sent)
+            (times,) = engine.times()
+            assert times.kernel == 3 and times.plan > 0
+        finally:
+            runner.permits.release(10)
+            engine.close()
+
+    asyncio.run(run())

@@ -17,6 +17,7 @@ from rackserve.live.host import LiveHost
 from rackserve.live.rank_spec import BEAT_CHANNEL, READY_CHANNEL, Beat, RankSpec
 from rackserve.live.regions import RegionOwner, RegionShape
 from rackserve.live.runner import RunnerSpec
+from rackserve.live.step_times import StepTimes
 from rackserve.live.transport import CONTROL, Wire
 from tests.live.processes import SMALL, TINY_RANK, Listener, new_meeting, until
 
@@ -75,7 +76,7 @@ def trial(test: Callable[[Parent, subprocess.Popen[bytes]], Awaitable[None]]) ->
 def test_a_rank_beats_and_tells_how_its_engine_gets_on() -> None:
     async def test(parent: Parent, rank: subprocess.Popen[bytes]) -> None:
         await until(lambda: parent.beats)
-        assert parent.beats[0] == Beat(0, 0)
+        assert parent.beats[0] == Beat(0, 0, times=(StepTimes(),))
         parent.wire.send("api", "prefill0", Cancel("compute"))
         await until(lambda: parent.beats[-1].step_started_ns > 0)
 
@@ -134,3 +135,11 @@ def test_a_rank_without_its_memory_says_so_in_one_line() -> None:
 def test_importing_the_program_needs_no_torch() -> None:
     code = "import sys, rackserve.live.engine_main; sys.exit('torch' in sys.modules)"
     assert subprocess.run((sys.executable, "-c", code), check=False).returncode == 0
+
+
+def test_a_rank_s_process_makes_no_text_of_tokens() -> None:
+    """Models cannot name the text side (see the floors); what runs around them reads a tokenizer for a constraint alone."""
+    look = (
+        "import sys, rackserve.live.engine_main; print([m for m in sys.modules if 'rackserve.text' in m or 'tokenizers' in m])"
+    )
+    assert subprocess.run([sys.executable, "-c", look], check=True, capture_output=True, text=True).stdout == "[]\n"

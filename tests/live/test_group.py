@@ -70,6 +70,7 @@ def test_results_are_those_of_the_first_device_of_each_rank_and_idling_devices_h
         assert len(set(pids)) == 4 and int(pids[0]) == process.pid
         assert process.stdout.readline().split() == [pids[0], pids[2]]
         assert process.stdout.readline().split() == [pids[0], pids[2]]
+        assert process.stdout.readline().split() == [str(2 * int(pids[0])), str(2 * int(pids[2]))]  # what each took
         process.stdin.close()
         assert process.wait(10) == 0
     assert all_end([int(pid) for pid in pids])
@@ -123,7 +124,7 @@ def test_a_part_maps_the_arena_of_its_rank_and_only_the_first_device_of_a_rank_c
         spec = msgspec.structs.replace(spec, regions=regions)
         parts = [open_part(spec, device, "") for device in range(spec.num_devices)]
         assert [part is not None for part in parts] == [True, False, True, False]
-        sizes = [len(part._arena) for part in parts if part is not None]  # type: ignore[attr-defined]
+        sizes = [len(part._runner._arena) for part in parts if part is not None]  # type: ignore[attr-defined]
         assert sizes == [shape.num_bytes for shape in shapes]
     finally:
         owner.close()

@@ -5,9 +5,10 @@ import msgspec
 from rackserve.assemble import RackConfig
 from rackserve.base.topology import Topology
 from rackserve.digest_model import digest_layout
-from rackserve.live.rank_spec import Beat, Limits, RankSpec
+from rackserve.live.rank_spec import Beat, KvUse, Limits, RankSpec
 from rackserve.live.regions import RegionFile, RegionShape
 from rackserve.live.runner import RunnerSpec
+from rackserve.live.step_times import StepTimes
 from tests.live.processes import new_meeting
 
 
@@ -33,4 +34,5 @@ def test_the_devices_of_a_worker_are_those_of_its_role() -> None:
 
 
 def test_a_beat_survives_the_wire() -> None:
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(Beat(3, 17)), type=Beat) == Beat(3, 17)
+    for beat in (Beat(3, 17), Beat(3, 0, (KvUse(1, 2, 3),), (StepTimes(1, 2, 3),))):
+        assert msgspec.msgpack.decode(msgspec.msgpack.encode(beat), type=Beat) == beat

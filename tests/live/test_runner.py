@@ -3,6 +3,8 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
+from functools import partial
+from itertools import count
 from pathlib import Path
 
 import msgspec
@@ -46,7 +48,7 @@ def test_the_digest_runner_computes_in_the_given_arena() -> None:
 
 def test_a_paced_step_takes_as_long_as_asked_for_and_computes_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float] = []
-    monkeypatch.setattr(runner_module.time, "monotonic", lambda: 5.0)
+    monkeypatch.setattr(runner_module.time, "monotonic_ns", partial(next, count(0, 1_000_000)))
     monkeypatch.setattr(runner_module.time, "sleep", waits.append)
     tokens = b"".join(token.to_bytes(4, "little") for token in range(6))
     step = Step(0, (StepItem(1, 0, 6, tokens, (2, 0), sample=True),))
@@ -54,7 +56,8 @@ def test_a_paced_step_takes_as_long_as_asked_for_and_computes_the_same(monkeypat
         open_runner(spec, memoryview(bytearray(4 * layout_of(spec).block_bytes)), 4)
         for spec in (RunnerSpec(block_tokens=4, step_ms=40.0, token_us=500.0), RunnerSpec(block_tokens=4))
     )
-    assert paced.run(step) == plain.run(step) and waits == [pytest.approx(0.043)]
+    assert paced.run(step) == plain.run(step) and waits == [pytest.approx(0.042)]
+    assert paced.kernel_ns == plain.kernel_ns == 2_000_000
     with pytest.raises(ConfigError, match=r"runner\.step_ms and runner\.token_us mean nothing to runner\.kind llama"):
         RunnerSpec(kind="llama", step_ms=1.0)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import time
 from collections.abc import Sequence
 from itertools import accumulate
 
@@ -45,6 +46,7 @@ class DeepseekV41Runner:
     kernels      native: those of `kernels.cpu`, ConfigError where they do not serve; torch; auto: the first that serves
     compile_constraint  for requests with a constraint; without it they end as unsupported. With synthetic acceptance nothing
                  but temperature and filters counts
+    kernel_ns    time that steps spent computing so far, drafts and waits for the n-gram memory included
 
     A token depends on its sequence alone: not on chunks, batch, cached prefix or neighbours, and where state is restored
     exactly, not on where it was computed. That needs torch to run on one thread, which is set here for the process.
@@ -88,6 +90,7 @@ class DeepseekV41Runner:
             self._speculation.costs = measure_costs(config, self._backbone, self._dspark, self._collectives)
         self._ngrams = NgramHash(config, token_map(files.path, config))
         self.engram = open_engram(checkpoint.location, config, options.engram_owners, options.engram_hot_rows)
+        self.kernel_ns = 0
         self._sequences: dict[int, SequenceState] = {}
         self._sampling = SamplingStates(config.vocab_size, compile_constraint)
 
@@ -138,11 +141,13 @@ class DeepseekV41Runner:
         reads = StepReads(self._ngrams, self.engram, tokens, [state.history for state in states])
         choices = [None if self._speculation.is_synthetic else self._sampling.of(item) for item in items]
         drafts: list[Drafts | None] = [None] * len(items)
+        begin = time.monotonic_ns()
         drafting = any(wants_drafts(item) for item in items)
         if self._collectives.share.ep_size > 1:  # the devices of one rank have the same items
             drafting = self._collectives.any(drafting)
         if drafting:
             drafts = self._speculation.draft(items, [ids[-1] for ids in tokens], states, choices)
+        self.kernel_ns += time.monotonic_ns() - begin
         drawn = [[] if found is None else found.tokens for found in drafts]
         reads.extend(drawn)
         rows = [[*ids, *more] for ids, more in zip(tokens, drawn, strict=True)]
@@ -151,11 +156,16 @@ class DeepseekV41Runner:
             Span(state, item.start, len(ids), first, item.replayed, item.full_from)
             for item, state, ids, first in zip(items, states, rows, firsts, strict=False)
         ]
-        done = self._backbone.forward([token for ids in rows for token in ids], spans, reads)
+        inputs = [token for ids in rows for token in ids]
+        begin = time.monotonic_ns()
+        done = self._backbone.forward(inputs, spans, reads)
+        self.kernel_ns += time.monotonic_ns() - begin
         ends = [first + item.num_tokens for first, item in zip(firsts, items, strict=False)]
         wanted = [range(end - 1, end + len(more)) for item, end, more in zip(items, ends, drawn, strict=True) if item.sample]
         sampled = done.place[[row for part in wanted for row in part]]
+        begin = time.monotonic_ns()
         logits = iter(self._backbone.logits(done.hidden[sampled]).split([len(part) for part in wanted]) if wanted else ())
+        self.kernel_ns += time.monotonic_ns() - begin
         results = [
             self._result(item, next(logits) if item.sample else None, found, choice)
             for item, found, choice in zip(items, drafts, choices, strict=True)
