@@ -1,10 +1,10 @@
 """NEVER RUN ON A GPU so far: no machine with one was at hand. Checks and times the Triton kernels on one GPU, in a few minutes.
 
-  python benchmarks/gpu/check.py                     kernels against the reference, then their times; exit 1 if one is wrong
+  python benchmarks/gpu/check.py                     kernels against the reference, and their times; exit 1 if one is wrong
   python benchmarks/gpu/check.py --compile 90 100    without a GPU: compile for sm_90 and sm_100, and what that takes
   python benchmarks/gpu/check.py --parse 90          without a GPU: only whether all is Triton's language
 
-Times are medians of CUDA events, the level-two cache flushed before each. The rate is the bytes a kernel must move at least over
+Times are medians of CUDA events, the level-two cache flushed before each. The rate is the bytes a kernel must move over
 that time; its share is of the memory bandwidth in this project's chip data. Without a GPU: "no GPU: not measured", exit 0.
 """
 
