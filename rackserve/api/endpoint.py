@@ -23,6 +23,7 @@ from rackserve.api.factory import RequestFactory
 from rackserve.api.gateway import Gateway
 from rackserve.api.journal import Witness
 from rackserve.api.metrics import Metrics
+from rackserve.api.refusals import body_for
 from rackserve.api.state import ServerState
 from rackserve.base.errors import RequestError
 
@@ -51,9 +52,8 @@ class Service:
 class Endpoint(ABC):
     """An ASGI application for one path. Cancels whatever still runs when its client hangs up; every error is told once."""
 
-    def __init__(self, service: Service, error_body: Callable[[RequestError], bytes]) -> None:
+    def __init__(self, service: Service) -> None:
         self.service = service
-        self._error_body = error_body
 
     @abstractmethod
     async def answer(self, exchange: Exchange, raw: bytes) -> None:
@@ -77,7 +77,7 @@ class Endpoint(ABC):
     async def fail(self, exchange: Exchange, error: RequestError, reply: Reply | None = None) -> None:
         """Tell `error`: as an HTTP error before the first byte, in the dialect's own way inside the stream after it."""
         if not exchange.started:
-            await exchange.reply(self._error_body(error), status=error.status, headers=error_headers(error))
+            await exchange.reply(body_for(exchange.path, error), status=error.status, headers=error_headers(error))
             return
         self.service.metrics.error_sent("stream")
         assert reply is not None, "a stream began before the request was read"
@@ -115,7 +115,7 @@ class GenerationEndpoint(Endpoint):
     """Generates, in one dialect, streamed or not."""
 
     def __init__(self, service: Service, dialect: Dialect) -> None:
-        super().__init__(service, dialect.error_body)
+        super().__init__(service)
         self._dialect = dialect
 
     async def answer(self, exchange: Exchange, raw: bytes) -> None:

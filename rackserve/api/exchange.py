@@ -25,14 +25,16 @@ class ClientGone(Exception):
 class Exchange:
     """One request and its answer.
 
+    path     where it was sent
     started  the status line is out, so a failure can only be told inside the stream
     caller   whom the guard let in
     notes    further headers of the answer
     """
 
-    __slots__ = ("_limits", "_receive", "_send", "_since", "caller", "headers", "notes", "started")
+    __slots__ = ("_limits", "_receive", "_send", "_since", "caller", "headers", "notes", "path", "started")
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, limits: Limits) -> None:
+        self.path: str = scope["path"]
         self.headers = Headers(scope=scope)
         self.caller: Caller = scope.get("caller") or Caller()
         self.started = False

@@ -78,7 +78,7 @@ def create_app(
         "/v1/messages": Messages(),
     }
     endpoints: dict[str, Endpoint] = {path: GenerationEndpoint(service, dialect) for path, dialect in dialects.items()}
-    endpoints["/v1/messages/count_tokens"] = TokenEndpoint(service, count_tokens, Messages().error_body)
+    endpoints["/v1/messages/count_tokens"] = TokenEndpoint(service, count_tokens)
     endpoints["/tokenize"] = TokenEndpoint(service, tokenize)
     endpoints["/detokenize"] = TokenEndpoint(service, detokenize)
 

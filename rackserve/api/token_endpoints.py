@@ -14,7 +14,6 @@ from rackserve.api.dialects.chat import Chat
 from rackserve.api.dialects.completions import Completions
 from rackserve.api.dialects.messages import Messages
 from rackserve.api.endpoint import Endpoint, Service
-from rackserve.api.errors import error_body
 from rackserve.api.exchange import Exchange
 from rackserve.api.factory import RequestFactory
 from rackserve.base.errors import RequestError
@@ -29,8 +28,8 @@ MAX_DETOKENIZED = 1 << 20
 class TokenEndpoint(Endpoint):
     """Does `work` off the event loop and answers with what it returns."""
 
-    def __init__(self, service: Service, work: Work, told: Callable[[RequestError], bytes] = error_body) -> None:
-        super().__init__(service, told)
+    def __init__(self, service: Service, work: Work) -> None:
+        super().__init__(service)
         self._work = work
 
     async def answer(self, exchange: Exchange, raw: bytes) -> None:

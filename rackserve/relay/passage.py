@@ -19,12 +19,11 @@ RANK_HEADER = "x-data-parallel-rank"
 class Passage(Exchange):
     """An exchange whose answer is somebody else's."""
 
-    __slots__ = ("_is_stream", "_path")
+    __slots__ = ("_is_stream",)
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, limits: Limits) -> None:
         super().__init__(scope, receive, send, limits)
         self._is_stream = False
-        self._path: str = scope["path"]
 
     @property
     def dp_rank(self) -> int | None:
@@ -70,7 +69,7 @@ class Passage(Exchange):
 
     async def refuse(self, error: RequestError) -> None:
         """Tell an error of the router's own. Before the first byte only."""
-        await self.reply(body_for(self._path, error), status=error.status, headers=error_headers(error))
+        await self.reply(body_for(self.path, error), status=error.status, headers=error_headers(error))
 
     async def break_off(self, error: RequestError) -> None:
         """The worker broke off in the middle. A stream ends with an event that tells so; anything else must not look complete,
@@ -78,5 +77,5 @@ class Passage(Exchange):
         """
         if not self._is_stream:
             return
-        await self.pass_on(last_event(self._path, error))
+        await self.pass_on(last_event(self.path, error))
         await self.end()

@@ -22,7 +22,7 @@ class Peer:
         self.sent: list[dict[str, Any]] = []
         self.deaf = deaf
         raw = [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
-        self.exchange = Exchange({"type": "http", "headers": raw}, self.receive, self.send, LIMITS)
+        self.exchange = Exchange({"type": "http", "path": "/", "headers": raw}, self.receive, self.send, LIMITS)
 
     async def receive(self) -> dict[str, Any]:
         if not self.messages:

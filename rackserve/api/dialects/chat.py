@@ -19,7 +19,6 @@ from rackserve.api.dialects.items import call_id, items_of
 from rackserve.api.dialects.openai import HARMLESS, UNSUPPORTED, Count, GenerationBody, TopLogprobs
 from rackserve.api.dialects.openai_replies import Json, OpenAiReply, chat_entry, event
 from rackserve.api.dialects.tools import sort_out
-from rackserve.api.errors import error_body
 from rackserve.base.errors import RequestError
 from rackserve.base.request import Constraint
 from rackserve.text.dsml_parser import ArgumentsDelta, CallStarted, ContentDelta, OutputDelta, ReasoningDelta
@@ -125,9 +124,6 @@ class Chat:
 
     def reply(self, call: Call) -> ChatReply:
         return ChatReply(call)
-
-    def error_body(self, error: RequestError) -> bytes:
-        return error_body(error)
 
 
 class ChatReply(OpenAiReply):

@@ -15,7 +15,6 @@ from rackserve.api.dialects.body import Table
 from rackserve.api.dialects.dialect import Event
 from rackserve.api.dialects.openai import HARMLESS, UNSUPPORTED, GenerationBody, TopLogprobs
 from rackserve.api.dialects.openai_replies import Json, OpenAiReply, event, finite, spell
-from rackserve.api.errors import error_body
 from rackserve.base.errors import RequestError
 
 OF_CHATS: dict[str, tuple[Any, ...]] = {
@@ -77,9 +76,6 @@ class Completions:
 
     def reply(self, call: Call) -> CompletionReply:
         return CompletionReply(call)
-
-    def error_body(self, error: RequestError) -> bytes:
-        return error_body(error)
 
 
 class CompletionReply(OpenAiReply):

@@ -50,7 +50,3 @@ class Dialect(Protocol):
     def reply(self, call: Call) -> Reply:
         """The writer of the answer to `call`."""
         ...
-
-    def error_body(self, error: RequestError) -> bytes:
-        """The body of a response that is an error."""
-        ...

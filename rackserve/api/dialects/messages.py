@@ -13,7 +13,7 @@ from rackserve.api.call import Call
 from rackserve.api.dialects import parts
 from rackserve.api.dialects.body import Table
 from rackserve.api.dialects.formats import constraint_of_format
-from rackserve.api.dialects.message_reply import MessageReply, message_error
+from rackserve.api.dialects.message_reply import MessageReply
 from rackserve.api.dialects.openai import Count, Seed, Session, Stop, session_of
 from rackserve.api.dialects.tools import sort_out
 from rackserve.base.errors import RequestError
@@ -125,9 +125,6 @@ class Messages:
 
     def reply(self, call: Call) -> MessageReply:
         return MessageReply(call)
-
-    def error_body(self, error: RequestError) -> bytes:
-        return msgspec.json.encode(message_error(error))
 
 
 def _tools(tools: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:

@@ -16,7 +16,6 @@ from rackserve.api.dialects.formats import constraint_of_format
 from rackserve.api.dialects.openai import MAX_TOP_LOGPROBS, Count, Seed, Session, session_of
 from rackserve.api.dialects.response_reply import ResponseReply
 from rackserve.api.dialects.tools import sort_out
-from rackserve.api.errors import error_body
 from rackserve.base.errors import RequestError
 from rackserve.base.request import SamplingParams
 from rackserve.text.chat import Message
@@ -140,9 +139,6 @@ class Responses:
 
     def reply(self, call: Call) -> ResponseReply:
         return ResponseReply(call)
-
-    def error_body(self, error: RequestError) -> bytes:
-        return error_body(error)
 
 
 def function_tools(tools: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:

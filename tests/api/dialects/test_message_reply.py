@@ -7,6 +7,7 @@ import pytest
 from anthropic.types import Message
 
 from rackserve.api.answer import Delta, Ending
+from rackserve.api.dialects.message_reply import message_error
 from rackserve.api.dialects.messages import Messages
 from rackserve.base.errors import RequestError
 from rackserve.text.dsml_parser import ArgumentsDelta, CallStarted, ContentDelta
@@ -89,5 +90,5 @@ def test_a_lost_answer_ends_with_an_error_event() -> None:
     [(400, "invalid_request_error"), (404, "not_found_error"), (418, "invalid_request_error"), (500, "api_error")],
 )
 def test_errors_have_the_types_of_the_dialect(status: int, kind: str) -> None:
-    told = msgspec.json.decode(Messages().error_body(RequestError("no", status=status)))
+    told = message_error(RequestError("no", status=status))
     assert told["type"] == "error" and told["error"]["type"] == kind
