@@ -6,14 +6,16 @@ A key is passed on in the environment, never in a file or an argument.
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import os
 import shutil
 import signal
 import subprocess
-import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ import httpx
 
 from rackserve.api.keys import KEY_VARIABLE
 from rackserve.base.errors import ConfigError, ResourceError
+from rackserve.model.embedded import cache_root
 
 NO_KEY = "none"
 """Given to agents that insist on a key where the server asks for none."""
@@ -136,6 +139,7 @@ def _pi(target: Target, folder: Path) -> Wiring:
         "contextWindow": target.context,
         "maxTokens": target.max_output,
         "cost": {"input": 0, "output": 0, "cacheRead": 0, "cacheWrite": 0},
+        "compat": {"sendSessionAffinityHeaders": True},
     }
     provider = {"baseUrl": f"{target.url}/v1", "api": "openai-completions", "apiKey": KEY_VARIABLE, "models": [model]}
     return Wiring(
@@ -146,7 +150,14 @@ def _pi(target: Target, folder: Path) -> Wiring:
 
 
 def _llm(target: Target, folder: Path) -> Wiring:
-    entry = {"model_id": target.model, "model_name": target.model, "api_base": f"{target.url}/v1", "api_key_name": PROVIDER}
+    entry = {
+        "model_id": target.model,
+        "model_name": target.model,
+        "api_base": f"{target.url}/v1",
+        "api_key_name": PROVIDER,
+        "supports_tools": True,
+        "supports_schema": True,
+    }
     return Wiring(
         {"extra-openai-models.yaml": _json([entry]), "default_model.txt": target.model},  # JSON is YAML
         {"LLM_USER_PATH": str(folder), "OPENAI_API_KEY": target.key or NO_KEY},
@@ -178,12 +189,56 @@ def launch(options: argparse.Namespace) -> int:
     if shutil.which(agent.command) is None:
         raise ResourceError(f"{agent.command} is not installed; get it with `{agent.install}`")
     target = find_target(options.url, options.model, os.environ.get(KEY_VARIABLE, ""))
-    with tempfile.TemporaryDirectory(prefix=f"rackserve-{options.agent}-") as name:  # for its owner alone
-        folder = Path(name)
+    with private_folder(options.agent) as folder:
         wiring = agent.wire(target, folder)
         for file, text in wiring.files.items():
             (folder / file).write_text(text, encoding="utf-8")
         return _run([agent.command, *wiring.arguments, *options.passed_on], _environment(wiring, target))
+
+
+@contextmanager
+def private_folder(name: str) -> Iterator[Path]:
+    """An empty folder for its owner alone, gone at the end. ResourceError if it cannot be made.
+
+    Its path is the same each time, unless another launch has it just now: agents write it into their prompts, which would else
+    never be known again.
+    """
+    parent = cache_root().absolute() / "launch"
+    try:
+        parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        names = (name if number == 1 else f"{name}-{number}" for number in count(1))
+        folder, held = next((parent / each, got) for each in names if (got := _hold(parent / each)) is not None)
+    except OSError as error:
+        remedy = "RACKSERVE_CACHE may name a folder that can be written"
+        raise ResourceError(f"{parent} cannot be used ({error.strerror}); {remedy}") from error
+    try:
+        for left in folder.iterdir():  # by one that was killed
+            shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(held)
+
+
+def _hold(folder: Path) -> int | None:
+    """A descriptor that locks `folder`, made if it is not there; None if another process has it."""
+    folder.mkdir(mode=0o700, exist_ok=True)
+    try:
+        held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return None
+    try:
+        os.fchmod(held, 0o700)  # fails for one that is another user's
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(held), folder.stat()):
+            return held
+    except (BlockingIOError, FileNotFoundError):  # in use, or just now removed by its last user
+        pass
+    except OSError:
+        os.close(held)
+        raise
+    os.close(held)
+    return None
 
 
 def find_target(url: str, model: str | None, key: str) -> Target:

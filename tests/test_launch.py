@@ -21,9 +21,9 @@ import pytest
 import yaml
 
 from rackserve.api.keys import KEY_VARIABLE
-from rackserve.base.errors import ConfigError
+from rackserve.base.errors import ConfigError, ResourceError
 from rackserve.cli import main
-from rackserve.launch import AGENTS, NO_KEY, find_target
+from rackserve.launch import AGENTS, NO_KEY, find_target, private_folder
 
 STUB = """#!{python}
 import json, os, sys, time, pathlib
@@ -96,6 +96,7 @@ def agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     monkeypatch.setenv("STUB_OUT", str(out))
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("RACKSERVE_CACHE", str(tmp_path / "cache"))
     for variable in {name for places in PLACES.values() for name in places}:
         monkeypatch.delenv(variable, raising=False)
     (tmp_path / "tmp").mkdir()
@@ -115,6 +116,7 @@ def test_an_agent_gets_its_arguments_and_leaves_nothing_behind(agent: str, url: 
     assert got["arguments"][-3:] == ["exec", "--url", "say hi"]
     assert set(got["modes"]) <= {"0o700"} and not any(Path(folder).exists() for folder in got["folders"])
     assert list((agents.parent / "tmp").iterdir()) == []
+    assert list((agents.parent / "cache" / "launch").iterdir()) == []
     everything = json.dumps([got["files"], got["environment"], got["arguments"]])
     assert url in everything and "small" in everything and NO_KEY in everything
 
@@ -173,10 +175,47 @@ def test_qwen_pi_and_llm_are_given_url_and_model(url: str, agents: Path) -> None
     pi = wired("pi", url, agents)
     provider = json.loads(pi["files"]["models.json"])["providers"]["rackserve"]
     assert provider["baseUrl"] == f"{url}/v1" and provider["models"][0]["contextWindow"] == 142_000
+    assert provider["models"][0]["compat"] == {"sendSessionAffinityHeaders": True}
     assert provider["apiKey"] == KEY_VARIABLE and pi["arguments"] == ["--provider", "rackserve", "--model", "large"]
     llm = wired("llm", url, agents)
     (entry,) = yaml.safe_load(llm["files"]["extra-openai-models.yaml"])
     assert (entry["model_id"], entry["api_base"]) == ("large", f"{url}/v1") and llm["files"]["default_model.txt"] == "large"
+    assert entry["supports_tools"] is entry["supports_schema"] is True
+
+
+def test_a_launch_has_the_place_of_the_one_before_so_that_its_prompts_are_known(url: str, agents: Path) -> None:
+    assert wired("qwen", url, agents)["folders"] == wired("qwen", url, agents)["folders"]
+    assert wired("qwen", url, agents)["folders"] != wired("codex", url, agents)["folders"]
+
+
+def test_launches_at_the_same_time_have_places_of_their_own_and_what_a_killed_one_left_is_gone(agents: Path) -> None:
+    with private_folder("qwen") as first, private_folder("qwen") as second:
+        (first / "sub").mkdir()
+        (first / "mine").write_text("1")
+        assert first != second and not list(second.iterdir())
+        assert {stat.S_IMODE(folder.stat().st_mode) for folder in (first, second, first.parent)} == {0o700}
+    first.mkdir(mode=0o755)
+    (first / "sub").mkdir()
+    (first / "left").write_text("by one that was killed")
+    with private_folder("qwen") as third:
+        assert third == first and not list(third.iterdir()) and stat.S_IMODE(third.stat().st_mode) == 0o700
+    assert not third.exists()
+
+
+def test_a_place_that_is_a_link_or_cannot_be_made_is_not_used(agents: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with private_folder("pi") as folder:
+        parent = folder.parent
+    (agents.parent / "elsewhere").mkdir()
+    (parent / "pi").symlink_to(agents.parent / "elsewhere")
+    with pytest.raises(ResourceError, match="RACKSERVE_CACHE may name"), private_folder("pi"):
+        raise AssertionError("a folder was given")
+    (agents.parent / "file").write_text("")
+    monkeypatch.setenv("RACKSERVE_CACHE", str(agents.parent / "file"))
+    with (
+        pytest.raises(ResourceError, match=r"file/launch cannot be used \(Not a directory\); RACKSERVE_CACHE"),
+        private_folder("pi"),
+    ):
+        raise AssertionError("a folder was given")
 
 
 def test_an_agent_that_is_not_there_is_named_with_the_way_to_get_it(
