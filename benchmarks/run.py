@@ -27,6 +27,7 @@ SCRIPTS = (
     "transfers",
     "engine",
     "v41_engine",
+    "low_latency",
     "engram_rows",
     "resume_modes",
     "draft_budget",
