@@ -64,9 +64,11 @@ def test_parts_in_symmetric_memory_are_read_between_two_barriers() -> None:
 
 def test_served_formats_are_added_in_float32_and_rounded_once() -> None:
     parts = [part.half() for part in parts_of(3, 2, 64)]
-    total, _ = reduction.reduce_norm(parts[0], reduction.GatheredParts(lambda part: parts), parts[1], None, 0.0)
+    weight = noise(64, seed=9)
+    total, normed = reduction.reduce_norm(parts[0], reduction.GatheredParts(lambda part: parts), parts[1], weight, 1e-6)
     wanted = parts[0].float() + parts[1].float() + parts[2].float() + parts[1].float()
     assert torch.equal(total, wanted.half())
+    assert torch.equal(normed, rms_norm(total.float(), weight, 1e-6).half())
 
 
 def test_a_row_has_the_same_bits_alone_and_among_others() -> None:
