@@ -152,7 +152,11 @@ class SamplingState:
         if len(self._counts):
             self._counts[token] += 1
         if self._matcher is not None:
-            self._matcher.accept(token)
+            try:
+                self._matcher.accept(token)
+            except RackserveError:  # it was allowed, so what comes behind it takes too much: as in `edit`
+                self.finish = CONSTRAINT_INVALID
+                return
             if self._matcher.is_done:
                 self.finish = "stop"
 
@@ -165,10 +169,11 @@ class SamplingState:
             if len(self._counts):
                 self._counts[token] -= 1
         del self._output[-num_tokens:]
+        if self.finish == CONSTRAINT_INVALID:  # of no further use
+            return
         if self._matcher is not None:
             self._matcher.rollback(num_tokens)
-        if self.finish != CONSTRAINT_INVALID:
-            self.finish = None
+        self.finish = None
 
 
 def _unpacked(mask: bytes, size: int) -> Tensor:

@@ -180,6 +180,26 @@ def test_a_constraint_that_turns_out_to_take_too_much_ends_its_request_also_wher
     assert (state.edit(LOGITS), state.finish) == (None, CONSTRAINT_INVALID)
 
 
+@pytest.mark.parametrize("popped", [0, 1])
+def test_so_does_one_that_takes_too_much_when_a_token_is_taken_in(popped: int) -> None:
+    class Costly(WordMatcher):
+        def accept(self, token: int) -> None:
+            if len(self.taken) == 1:
+                raise RequestError("too much work")
+            super().accept(token)
+
+        def rollback(self, num_tokens: int) -> None:
+            raise RequestError("nothing can be taken back any more")
+
+    item = first_item(SamplingParams(constraint=one_of([4, 7, 1])))
+    state = SamplingState(item, VOCAB, lambda constraint: Costly(words_of(constraint)))
+    for token in (4, 7):
+        assert state.edit(LOGITS) is not None
+        state.push(token)
+    state.pop(popped)
+    assert (state.edit(LOGITS), state.finish) == (None, CONSTRAINT_INVALID)
+
+
 def test_tokens_that_were_not_sent_are_missed() -> None:
     item = StepItem(7, 0, 1, b"", (), True, 2, SamplingParams(presence_penalty=1.0), context=packed([3]))
     with pytest.raises(InvariantError, match="sequence 7: 1 of 2 output tokens"):
