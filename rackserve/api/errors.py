@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from rackserve.base.errors import RequestError
+from rackserve.base.step import FAILURES
 
 _STATUS = {
     "overloaded": 429,
@@ -15,6 +16,7 @@ _STATUS = {
     "timeout": 504,
     "context_length_exceeded": 400,
     "too_large": 400,
+    **dict.fromkeys(FAILURES, 400),
 }
 """HTTP status for each code in `Output.error`; any other code is a fault of the server (500)."""
 

@@ -15,6 +15,8 @@ from rackserve.base.errors import RequestError
         ("draining", 503, True),
         ("timeout", 504, False),
         ("too_large", 400, False),
+        ("constraint_invalid", 400, False),
+        ("constraint_dead_end", 400, False),
         ("never heard of", 500, False),
     ],
 )
