@@ -349,6 +349,7 @@ def report(found: dict[str, list[list[float]]], work: list[list[str]], max_block
                 figures.append(figure(f"{kind}: {name}", "", values))
             else:
                 figures.append(figure(f"{kind}: {name}", "", values, OURS_TEXT, own))
+    figures += _throughput(found)
     hits = {name: [values[0] for values in rounds] for name, rounds in found.items()}
     peers = [name for name in found if not name.startswith("rackserve")]
     more = min(a - b for a, b in zip(hits[OURS_EVENTS], hits[BLIND], strict=True))
@@ -366,13 +367,23 @@ def report(found: dict[str, list[list[float]]], work: list[list[str]], max_block
         f"{requests} requests of {len(work)} sessions, {LANES} sessions at once, {mean:,.0f} prompt tokens (characters) on "
         f"average; {NUM_WORKERS} workers of {max_blocks} blocks of {BLOCK} tokens, {TOKEN_US:g} µs of prefill per uncached "
         "token. One run of each router a round; ratios within a round.",
-        "CPU is that of the router's processes from the first to the last request, idle work included. Dynamo's selection "
+        "CPU is that of the router's processes from the first to the last request, idle work included; requests per second "
+        "of CPU are what one core would pass at most. Dynamo's selection "
         "forwards nothing: its figure is for choosing alone, with the prompt turned to ids in Python.",
     )
     question = "Does `rackserve route` find as much cached as routers that others wrote, and at what cost?"
     return Result(
         "routing", question, "wall time; CPU time of the router where it says so", tuple(claims), tuple(figures), notes
     )
+
+
+def _throughput(found: dict[str, list[list[float]]]) -> list[Figure]:
+    """Requests that a core passes in a second, and ours beside those of each peer."""
+    rates = {name: [1e3 / max(1e-3, values[1]) for values in rounds] for name, rounds in found.items()}
+    figures = [figure(f"requests per second of CPU: {name}", "1/s", values) for name, values in rates.items()]
+    pairs = [(own, peer) for peer in rates if not peer.startswith("rackserve") for own in (OURS_TEXT, OURS_EVENTS)]
+    figures += [figure(f"requests per second of CPU: {own}", "1/s", rates[own], peer, rates[peer]) for own, peer in pairs]
+    return figures
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ NUM_TOKENS = 142_000
 NEW_TOKENS = 2_000
 BLOCK_TOKENS = 64
 LIMIT_MS = 10.0
-CHARACTERS_PER_TOKEN = 4.1
+CHARACTERS_PER_TOKEN = 4.65
 """Of the text below under this tokenizer, about; the figures name what came out."""
 
 
@@ -71,7 +71,8 @@ def run(options: Options) -> Result:
         "child": partial(turn, "child"),
         "front": partial(front, bodies[0]),
         "front whole": front,
-        "render": partial(ns_per_call, partial(template.pieces, longer, offered), 3),
+        "render": partial(ns_per_call, partial(template.write, longer, offered), 3),
+        "render new": partial(ns_per_call, partial(template.write, longer, offered, template.write(chat, offered)), 3),
         "json": partial(ns_per_call, partial(json.loads, json.dumps(longer)), 3),
     }
     ns = interleave(variants, options.rounds)
@@ -97,6 +98,7 @@ def run(options: Options) -> Result:
         figure(f"its body to a request ({len(bodies[1]):,} bytes), nothing seen before", "ms", ns["front whole"], scale=1e-6),
         figure("its body to a request", "ms", ns["front"], "nothing seen before", ns["front whole"], 1e-6),
         figure(f"rendering its {len(longer)} messages", "ms", ns["render"], "reading their JSON", ns["json"], 1e-6),
+        figure("rendering what is new in them", "ms", ns["render new"], "rendering them all", ns["render"], 1e-6),
     )
     question = "What does the next turn of a long session cost the front end, beside tokenising and naming its whole prompt?"
     return Result("text_prefix", question, CPU_TIME, claims, figures)
