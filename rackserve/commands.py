@@ -129,6 +129,9 @@ async def _serve(settings: Settings, events: str | None, traffic: TrafficLog | N
     finally:
         for sink in sinks:
             sink.close()
+        for number in (signal.SIGINT, signal.SIGTERM) if num_signals else ():  # all is closed: one more changes nothing
+            loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_IGN)
     return 0
 
 

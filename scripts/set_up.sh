@@ -4,7 +4,7 @@
 set -euo pipefail
 
 python=$1
-needed_mib=3000
+needed_mib=4000
 
 fail() {
     echo "set-up: $1" >&2
@@ -25,7 +25,7 @@ else
     [ "$free_mib" -ge "$needed_mib" ] ||
         fail "$free_mib MiB are free in $PWD, $needed_mib MiB are needed (PyTorch alone takes 800); free some or clone elsewhere"
     rm -rf .venv
-    echo "set-up: making .venv with $("$python" --version); this downloads some 400 MB once and takes a few minutes"
+    echo "set-up: making .venv with $("$python" --version); this downloads some 700 MB once and takes a few minutes"
     "$python" -m venv .venv
     .venv/bin/pip install --quiet --disable-pip-version-check ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} "$TORCH"
 fi
