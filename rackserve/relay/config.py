@@ -21,6 +21,15 @@ WorkerRole = Literal["whole", "prefill", "decode"]
 PairForm = Literal["vllm", "sglang"]
 
 
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        port = parts.port  # beyond 65535: ValueError
+    except ValueError:
+        return False
+    return parts.scheme in ("http", "https") and bool(parts.hostname) and port != 0 and not (parts.query or parts.username)
+
+
 class WorkerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One server.
 
@@ -43,8 +52,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bootstrap_port: int = 8998
 
     def __post_init__(self) -> None:
-        parts = urlsplit(self.url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.username:
+        if not _is_address(self.url):
             raise ConfigError(f"worker {self.url!r}: expected an address such as http://10.0.0.1:8000")
         if self.role not in get_args(WorkerRole):
             raise ConfigError(f"worker {self.url}: role {self.role!r} is unknown; choose whole, prefill or decode")
