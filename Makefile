@@ -6,6 +6,7 @@ PYTHON ?= $(or $(shell command -v python3.11),python3)
 TORCH ?= torch==2.13.0
 TORCH_INDEX ?=
 SEEDS ?= 300
+JOBS ?= 2
 # make demo MODEL=golden: a tiny DeepSeek-V4.1. PARALLEL=tp2 or dep2: two devices a worker.
 MODEL ?= embedded
 PARALLEL ?=
@@ -19,8 +20,10 @@ DEMO := $(RUN) -m rackserve demo --model $(MODEL) $(if $(PARALLEL),--parallel $(
 demo: $(READY)
 	$(DEMO)
 
+# The README's first five minutes, then all tests in JOBS processes.
 test: lint
-	$(RUN) -m pytest
+	$(RUN) scripts/first_five_minutes.py
+	$(RUN) -m pytest -n $(JOBS) --dist loadfile
 
 lint: $(READY)
 	$(RUN) -m ruff format --check .
