@@ -1,7 +1,7 @@
 """Llama on the native kernels: the same forward pass as `llama`, one call a step, weights as the model file has them.
 
 Matrices keep the blocks of a converted GGUF file (Q4_1, Q8_0) or the bf16 of a Hugging Face folder. With blocks, what is
-multiplied by them is rounded to 16 bits in groups of 32; with bf16 nothing is rounded but the KV.
+multiplied by them is rounded to 16 bits, row by row; with bf16 nothing is rounded but the KV.
 """
 
 from __future__ import annotations

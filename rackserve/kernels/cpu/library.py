@@ -65,7 +65,7 @@ class Library:
         return tuple(names)
 
     def product(self, packed: Bytes, kind: int, rows: Floats) -> Floats:
-        """`rows` [n, inputs] times the matrix: float32 [n, outputs]. Quantised kinds round rows to 16 bits in groups of 32."""
+        """`rows` [n, inputs] times the matrix: float32 [n, outputs]. Quantised kinds round rows to 16 bits."""
         view = view_of(packed, kind)
         out = np.empty((len(rows), view.outputs), np.float32)
         given = np.ascontiguousarray(rows, np.float32)

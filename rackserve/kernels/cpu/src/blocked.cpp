@@ -1,6 +1,7 @@
 #include "blocked.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 namespace rackserve {
@@ -8,6 +9,8 @@ namespace rackserve {
 namespace {
 
 constexpr int STEPS = GROUP / 2;                    // pairs of a group
+constexpr int CHUNK = 9;                            // groups
+constexpr int SPAN = 8 * ROW_BLOCK;                 // rows
 constexpr size_t TILE_BYTES = STEPS * 64 + 2 * 64;  // a group of one unpacked tile: pairs, scales, offsets
 
 // sum + products of the two 16-bit numbers in each lane.
@@ -52,19 +55,24 @@ void unpack(const uint8_t* tile, int kind, uint8_t* to, int apart) {
     store(last, from_half((const uint16_t*)(tile + 512)));
 }
 
-// A block of ROWS rows over WIDTH unpacked tiles.
+// A block of ROWS rows over `groups` groups of WIDTH unpacked tiles, onto `totals`.
 template <int ROWS, int WIDTH, bool OFFSETS>
-void meet(const uint8_t* panel, int groups, const int32_t* pairs, const float* scales, const float* sums, F32 (*total)[WIDTH]) {
-    for (int group = 0; group < groups; group++, panel += WIDTH * TILE_BYTES) {
+void meet(const uint8_t* panel, int groups, const int32_t* pairs, const float* sums, F32* totals) {
+    F32 total[ROWS][WIDTH];
+#pragma GCC unroll 12
+    for (int r = 0; r < ROWS; r++)
+        for (int w = 0; w < WIDTH; w++) total[r][w] = totals[r * WIDTH + w];
+    for (int group = 0; group < groups; group++, panel += WIDTH * TILE_BYTES, pairs += ROWS * STEPS, sums += ROWS) {
         I32 whole[ROWS][WIDTH] = {};
 #pragma GCC unroll 1
-        for (int step = 0; step < STEPS; step++, pairs += ROWS) {
+        for (int step = 0; step < STEPS; step++) {
             I32 weights[WIDTH];
+            __builtin_prefetch(pairs + (ROWS + step) * STEPS);
 #pragma GCC unroll 2
             for (int w = 0; w < WIDTH; w++) weights[w] = load<I32>(panel + (step * WIDTH + w) * 64);
 #pragma GCC unroll 12
             for (int r = 0; r < ROWS; r++) {
-                const I32 row = I32{} + pairs[r];
+                const I32 row = I32{} + pairs[r * STEPS + step];
 #pragma GCC unroll 2
                 for (int w = 0; w < WIDTH; w++) whole[r][w] = dot(whole[r][w], weights[w], row);
             }
@@ -74,56 +82,58 @@ void meet(const uint8_t* panel, int groups, const int32_t* pairs, const float* s
             const F32 scale = load<F32>(panel + (STEPS * WIDTH + w) * 64), offset = load<F32>(panel + ((STEPS + 1) * WIDTH + w) * 64);
 #pragma GCC unroll 12
             for (int r = 0; r < ROWS; r++) {
-                F32 sum = fma(to_float(whole[r][w]), scale * splat(scales[r]), total[r][w]);
-                if (OFFSETS) sum = fma(offset, splat(sums[r]), sum);
-                total[r][w] = sum;
+                total[r][w] = fma(to_float(whole[r][w]), scale, total[r][w]);
+                if (OFFSETS) total[r][w] = fma(offset, splat(sums[r]), total[r][w]);
             }
         }
-        scales += ROWS;
-        sums += ROWS;
     }
-}
-
-struct Place {
-    float* out;  // of the block's first row and the panel's first output
-    int stride;
-    bool add;
-};
-
-template <int ROWS, int WIDTH>
-void block(const uint8_t* panel, const Matrix& m, const int32_t* pairs, const float* scales, const float* sums, const Place& to) {
-    F32 total[ROWS][WIDTH] = {};
-    if (m.kind == Q4) meet<ROWS, WIDTH, true>(panel, m.inputs / GROUP, pairs, scales, sums, total);
-    else meet<ROWS, WIDTH, false>(panel, m.inputs / GROUP, pairs, scales, sums, total);
+#pragma GCC unroll 12
     for (int r = 0; r < ROWS; r++)
-        for (int w = 0; w < WIDTH; w++) {
-            float* at = to.out + size_t(r) * to.stride + w * LANES;
-            store(at, to.add ? load<F32>(at) + total[r][w] : total[r][w]);
-        }
+        for (int w = 0; w < WIDTH; w++) totals[r * WIDTH + w] = total[r][w];
 }
 
-template <int WIDTH> using Block = void (*)(const uint8_t*, const Matrix&, const int32_t*, const float*, const float*, const Place&);
+template <int WIDTH> using Meet = void (*)(const uint8_t*, int, const int32_t*, const float*, F32*);
 
-template <int WIDTH, int... LESS> constexpr Block<WIDTH> choose(int rows, std::integer_sequence<int, LESS...>) {
-    constexpr Block<WIDTH> all[] = {block<LESS + 1, WIDTH>...};
-    return all[rows - 1];
+template <int WIDTH, int... LESS> constexpr Meet<WIDTH> choose(int rows, bool offsets, std::integer_sequence<int, LESS...>) {
+    constexpr Meet<WIDTH> with[] = {meet<LESS + 1, WIDTH, true>...}, without[] = {meet<LESS + 1, WIDTH, false>...};
+    return (offsets ? with : without)[rows - 1];
 }
 
-template <int WIDTH>
-void tiles(Panel& panel, const Matrix& m, const ManyInputs& in, int rows, int output, float* out, int stride, bool add) {
-    const int groups = m.inputs / GROUP;
+// All rows with the tiles numbered `chosen`; done(row, sums) writes at place(row), which is asked for before. Some groups of some rows at a time: those groups stay in the first cache
+// while all of these rows meet them.
+template <int WIDTH, class Place, class Done>
+void tiles(Panel& panel, const Matrix& m, const ManyInputs& in, int rows, const int (&chosen)[WIDTH], Place place, Done done) {
+    const int groups = m.inputs / GROUP, chunks = (groups + CHUNK - 1) / CHUNK, chunk = (groups + chunks - 1) / chunks;
     const size_t bytes = group_bytes(m.kind);
     for (int w = 0; w < WIDTH; w++) {
-        const uint8_t* tile = m.data + size_t(output / LANES + w) * groups * bytes;
+        const uint8_t* tile = m.data + size_t(chosen[w]) * groups * bytes;
         for (int group = 0; group < groups; group++)
             unpack(tile + group * bytes, m.kind, panel.data() + group * WIDTH * TILE_BYTES + w * 64, WIDTH);
     }
-    for (int row = 0; row < rows; row += ROW_BLOCK) {
-        const int count = std::min(ROW_BLOCK, rows - row);
-        const Place to{out + size_t(row) * stride + output, stride, add};
-        choose<WIDTH>(count, std::make_integer_sequence<int, ROW_BLOCK>{})(
-            panel.data(), m, in.pairs + size_t(row) * m.inputs / 2, in.scales + size_t(row) * groups, in.sums + size_t(row) * groups, to);
+    for (int first = 0; first < rows; first += SPAN) {
+        F32 totals[SPAN][WIDTH] = {};
+        const int end = std::min(first + SPAN, rows);
+        for (int group = 0; group < groups; group += chunk)
+            for (int row = first; row < end; row += ROW_BLOCK) {
+                const int count = std::min(ROW_BLOCK, end - row), now = std::min(chunk, groups - group);
+                const size_t at = size_t(row) * groups + size_t(group) * count;
+                for (int r = 0; group + chunk >= groups && r < count; r++)
+                    for (int w = 0; w < WIDTH; w++) __builtin_prefetch(place(row + r) + w * LANES, 1);
+                const auto meet = choose<WIDTH>(count, m.kind == Q4, std::make_integer_sequence<int, ROW_BLOCK>{});
+                meet(panel.data() + group * WIDTH * TILE_BYTES, now, in.pairs + at * STEPS, in.sums + at, totals[row - first]);
+            }
+        for (int row = first; row < end; row++) done(row, totals[row - first]);
     }
+}
+
+template <int WIDTH>
+void plain(Panel& panel, const Matrix& m, const ManyInputs& in, int rows, int output, float* out, int stride, bool add) {
+    int chosen[WIDTH];
+    for (int w = 0; w < WIDTH; w++) chosen[w] = output / LANES + w;
+    const auto place = [&](int row) { return out + size_t(row) * stride + output; };
+    tiles<WIDTH>(panel, m, in, rows, chosen, place, [&](int row, const F32* totals) {
+        for (int w = 0; w < WIDTH; w++) finish(place(row) + w * LANES, totals[w], in.scales[row], add);
+    });
 }
 
 }  // namespace
@@ -132,29 +142,34 @@ Panel::Panel(int inputs) : bytes_(size_t(inputs / GROUP) * TILES * TILE_BYTES) {
 
 void quantise_many(const float* values, int inputs, int row, int count, const ManyInputs& to) {
     const int first = row / ROW_BLOCK * ROW_BLOCK, rows = std::min(ROW_BLOCK, count - first), groups = inputs / GROUP;
-    int32_t* pairs = to.pairs + size_t(first) * inputs / 2 + (row - first);
-    for (int group = 0; group < groups; group++) {
-        I32 whole[2];
-        const size_t at = size_t(first) * groups + size_t(group) * rows + (row - first);
-        round_group(values + group * GROUP, whole, to.scales + at, to.sums + at);
-        for (const I32& half : whole) {
-            // Of each quad the first two lanes become pairs with the last two.
-            const I32 swapped = __builtin_shufflevector(half, half, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
-            int32_t found[LANES];
-            store(found, (half & 0xffff) | (swapped << 16));
-#pragma GCC unroll 4
-            for (int quad = 0; quad < LANES; quad += 4, pairs += 2 * size_t(rows)) {
-                pairs[0] = found[quad];
-                pairs[rows] = found[quad + 1];
-            }
-        }
+    int32_t* pairs = to.pairs + (size_t(first) * groups + row - first) * STEPS;
+    float* sums = to.sums + size_t(first) * groups + row - first;
+    const Rounding rounding(values, inputs);
+    to.scales[row] = rounding.scale;
+    for (int group = 0; group < groups; group++, pairs += rows * STEPS, sums += rows) {
+        I32 half[2];
+        *sums = rounding.group(values + group * GROUP, half);
+        // Of each quad the first two numbers become pairs with the last two.
+        const I32 low = __builtin_shufflevector(half[0], half[1], 0, 1, 4, 5, 8, 9, 12, 13, 16, 17, 20, 21, 24, 25, 28, 29);
+        const I32 high = __builtin_shufflevector(half[0], half[1], 2, 3, 6, 7, 10, 11, 14, 15, 18, 19, 22, 23, 26, 27, 30, 31);
+        store(pairs, (low & 0xffff) | (high << 16));
     }
 }
 
 void product_many(Panel& panel, const Matrix& m, const ManyInputs& in, int rows, int first, int end, float* out, int stride, bool add) {
     int output = first;
-    for (; output + TILES * LANES <= end; output += TILES * LANES) tiles<TILES>(panel, m, in, rows, output, out, stride, add);
-    for (; output < end; output += LANES) tiles<1>(panel, m, in, rows, output, out, stride, add);
+    for (; output + TILES * LANES <= end; output += TILES * LANES) plain<TILES>(panel, m, in, rows, output, out, stride, add);
+    for (; output < end; output += LANES) plain<1>(panel, m, in, rows, output, out, stride, add);
+}
+
+void product_gated(Panel& panel, const Matrix& m, const ManyInputs& in, int rows, int first, int end, float* out, int stride) {
+    for (int output = first; output < end; output += LANES) {
+        const auto place = [&](int row) { return out + size_t(row) * stride + output; };
+        tiles<2>(panel, m, in, rows, {output / LANES, (output + m.outputs / 2) / LANES}, place, [&](int row, const F32* totals) {
+            const F32 scale = splat(in.scales[row]);
+            store(place(row), gated(totals[0] * scale, totals[1] * scale));
+        });
+    }
 }
 
 }  // namespace rackserve

@@ -18,11 +18,11 @@ constexpr int TILES = 1;
 #endif
 constexpr int MANY_ROWS = 12;  // from here on unpacking pays
 
-// Rows in blocks of ROW_BLOCK, the last one shorter. A block of n rows is [inputs / 2][n] pairs of 16-bit numbers, of inputs 2p - p % 2
-// and two more; its scales and sums are [inputs / 32][n].
+// Rows in blocks of ROW_BLOCK, the last one shorter. A block of n rows is [inputs / 32][n][16] pairs of 16-bit numbers, of inputs
+// 2p - p % 2 of the group and two more; its sums are [inputs / 32][n].
 struct ManyInputs {
     int32_t* pairs;
-    float* scales;
+    float* scales;  // [rows]
     float* sums;
 };
 
@@ -43,5 +43,10 @@ class Panel {
 
 // As `product`.
 void product_many(Panel& panel, const Matrix& matrix, const ManyInputs& inputs, int rows, int first, int end, float* out, int stride, bool add);
+
+// Where the upper half of a matrix gates the lower: gated(upper, lower) -> out for outputs first to end of a half, without a way through
+// memory for both. Only where two tiles fit beside each other.
+constexpr bool GATED = TILES == 2;
+void product_gated(Panel& panel, const Matrix& matrix, const ManyInputs& inputs, int rows, int first, int end, float* out, int stride);
 
 }  // namespace rackserve

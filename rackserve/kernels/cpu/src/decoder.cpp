@@ -17,7 +17,7 @@ Decoder::Decoder(const RkModel& model, const Cache& cache, int threads, const in
       hidden_(size_t(model.max_rows) * model.hidden), normed_(size_t(model.max_rows) * wide_),
       qkv_(size_t(model.max_rows) * qkv_width()), mixed_(size_t(model.max_rows) * model.heads * model.head_dim),
       gates_(size_t(model.max_rows) * 2 * model.ffn), highs_(size_t(model.max_rows) * wide_), lows_(size_t(model.max_rows) * wide_),
-      pairs_(size_t(model.max_rows) * wide_ / 2), scales_(size_t(model.max_rows) * wide_ / GROUP),
+      pairs_(size_t(model.max_rows) * wide_ / 2), scales_(model.max_rows),
       sums_(size_t(model.max_rows) * wide_ / GROUP), scratch_(team_.size()) {
     for (int member = 0; member < team_.size(); member++) panels_.emplace_back(wide_);
 }
@@ -56,10 +56,15 @@ template <class F> void Decoder::share(int member, int count, F each) {
     for (int at = begin; at < end; at++) each(at);
 }
 
+// The tiles of so many outputs that a member computes: its first output, and the next member's.
+std::pair<int, int> Decoder::part(int member, int outputs) const {
+    const int64_t tiles = outputs / LANES, size = team_.size();
+    return {int(tiles * member / size) * LANES, int(tiles * (member + 1) / size) * LANES};
+}
+
 // Every member computes all rows of its own part of the outputs: each weight is read by one core only.
 void Decoder::multiply(int member, const Matrix& matrix, const float* rows, int count, float* out, int stride, bool add) {
-    const int tiles = matrix.outputs / LANES, size = team_.size();
-    const int begin = int(int64_t(tiles) * member / size) * LANES, end = int(int64_t(tiles) * (member + 1) / size) * LANES;
+    const auto [begin, end] = part(member, matrix.outputs);
     if (takes_many(matrix, count)) {
         product_many(panels_[member], matrix, {pairs_.at(), scales_.at(), sums_.at()}, count, begin, end, out, stride, add);
         return;
@@ -73,7 +78,7 @@ void Decoder::quantise_row(const float* from, int row, int count, const Matrix& 
     if (matrix.kind == BF16) return;
     const size_t inputs = matrix.inputs, groups = inputs / GROUP;
     if (takes_many(matrix, count)) quantise_many(from, matrix.inputs, row, count, {pairs_.at(), scales_.at(), sums_.at()});
-    else quantise(from, matrix.inputs, highs_.at(row * inputs), lows_.at(row * inputs), scales_.at(row * groups), sums_.at(row * groups));
+    else *scales_.at(row) = quantise(from, matrix.inputs, highs_.at(row * inputs), lows_.at(row * inputs), sums_.at(row * groups));
 }
 
 void Decoder::normalise(const float* from, const float* weight, float* to) const {
@@ -149,9 +154,16 @@ void Decoder::mlp(int member, const RkLayer& layer) {
         quantise_row(normed, row, rows_, layer.gate_up);
     });
     finish(member, NORM);
-    multiply(member, layer.gate_up, normed_.at(), rows_, gates_.at(), 2 * m_.ffn, false);
-    finish(member, GATE_UP);
-    share(member, rows_, [&](int row) { activate(row, layer.down); });
+    if (GATED && takes_many(layer.gate_up, rows_)) {
+        const auto [begin, end] = part(member, m_.ffn);
+        product_gated(panels_[member], layer.gate_up, {pairs_.at(), scales_.at(), sums_.at()}, rows_, begin, end, normed_.at(), m_.ffn);
+        finish(member, GATE_UP);
+        share(member, rows_, [&](int row) { quantise_row(normed_.at(size_t(row) * m_.ffn), row, rows_, layer.down); });
+    } else {
+        multiply(member, layer.gate_up, normed_.at(), rows_, gates_.at(), 2 * m_.ffn, false);
+        finish(member, GATE_UP);
+        share(member, rows_, [&](int row) { activate(row, layer.down); });
+    }
     finish(member, ACTIVATE);
     multiply(member, layer.down, normed_.at(), rows_, hidden_.at(), m_.hidden, true);
     finish(member, DOWN);
@@ -160,13 +172,7 @@ void Decoder::mlp(int member, const RkLayer& layer) {
 void Decoder::activate(int row, const Matrix& down) {
     const float* gate = gates_.at(size_t(row) * 2 * m_.ffn);
     float* active = normed_.at(size_t(row) * m_.ffn);
-    for (int at = 0; at < m_.ffn; at += LANES) {
-        const F32 x = load<F32>(gate + at), up = load<F32>(gate + m_.ffn + at);
-        // e^-|x| stays in reach of exp on both sides of zero.
-        const F32 small = exp((F32)((U32)x | 0x80000000u));
-        const F32 one = splat(1.0f), top = x > 0.0f ? one : small;
-        store(active + at, x * (top / (one + small)) * up);
-    }
+    for (int at = 0; at < m_.ffn; at += LANES) store(active + at, gated(load<F32>(gate + at), load<F32>(gate + m_.ffn + at)));
     quantise_row(active, row, rows_, down);
 }
 

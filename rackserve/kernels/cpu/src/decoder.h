@@ -60,6 +60,7 @@ class Decoder {
     int shared() const { return m_.heads / m_.kv_heads; }
     float* hidden(int row) { return hidden_.at(size_t(row) * m_.hidden); }
     template <class F> void share(int member, int count, F each);
+    std::pair<int, int> part(int member, int outputs) const;
     void multiply(int member, const Matrix& matrix, const float* rows, int count, float* out, int stride, bool add);
     void quantise_row(const float* from, int row, int count, const Matrix& matrix);
     void normalise(const float* from, const float* weight, float* to) const;

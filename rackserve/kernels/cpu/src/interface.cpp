@@ -63,7 +63,7 @@ void rk_decoder_times(void* decoder, double* seconds) {
 void rk_product(const Matrix* matrix, const float* rows, int32_t count, float* out) {
     const int inputs = matrix->inputs;
     const size_t groups = inputs / GROUP;
-    std::vector<float> scales(count * groups), sums(count * groups);
+    std::vector<float> scales(count), sums(count * groups);
     if (takes_many(*matrix, count)) {
         std::vector<int32_t> pairs(size_t(count) * inputs / 2);
         const ManyInputs many{pairs.data(), scales.data(), sums.data()};
@@ -75,7 +75,7 @@ void rk_product(const Matrix* matrix, const float* rows, int32_t count, float* o
     std::vector<int8_t> highs(size_t(count) * inputs), lows(highs.size());
     for (int row = 0; matrix->kind != BF16 && row < count; row++) {
         const size_t at = size_t(row) * inputs;
-        quantise(rows + at, inputs, &highs[at], &lows[at], &scales[row * groups], &sums[row * groups]);
+        scales[row] = quantise(rows + at, inputs, &highs[at], &lows[at], &sums[row * groups]);
     }
     product(*matrix, {highs.data(), lows.data(), scales.data(), sums.data(), rows}, count, 0, matrix->outputs, out, matrix->outputs, false);
 }

@@ -4,7 +4,7 @@ namespace rackserve {
 
 namespace {
 
-constexpr int BLOCK = 6;  // rows whose sums are kept in registers at once; no effect on any bit
+constexpr int BLOCK = 8;  // rows whose sums are kept in registers at once; no effect on any bit
 
 inline int32_t quad_of(const int8_t* bytes) {
     int32_t quad;
@@ -53,9 +53,8 @@ template <int ROWS> void q4_block(const uint8_t* tile, int groups, const Inputs&
         const F32 scale = from_half((const uint16_t*)(tile + 256)), offset = from_half((const uint16_t*)(tile + 288));
 #pragma GCC unroll 8
         for (int r = 0; r < ROWS; r++) {
-            const size_t at = size_t(row + r) * groups + group;
-            total[r] = fma(to_float((sums[r] << 8) + fine[r]), scale * splat(in.scales[at]), total[r]);
-            total[r] = fma(offset, splat(in.sums[at]), total[r]);
+            total[r] = fma(to_float((sums[r] << 8) + fine[r]), scale, total[r]);
+            total[r] = fma(offset, splat(in.sums[size_t(row + r) * groups + group]), total[r]);
         }
     }
 }
@@ -83,10 +82,7 @@ template <int ROWS> void q8_block(const uint8_t* tile, int groups, const Inputs&
         }
         const F32 scale = from_half((const uint16_t*)(tile + 512));
 #pragma GCC unroll 8
-        for (int r = 0; r < ROWS; r++) {
-            const size_t at = size_t(row + r) * groups + group;
-            total[r] = fma(to_float((sums[r] << 8) + fine[r]), scale * splat(in.scales[at]), total[r]);
-        }
+        for (int r = 0; r < ROWS; r++) total[r] = fma(to_float((sums[r] << 8) + fine[r]), scale, total[r]);
     }
 }
 
@@ -107,25 +103,24 @@ void block(const Matrix& m, const Inputs& in, int row, int output, float* out, i
     if (m.kind == Q4) q4_block<ROWS>(tile, groups, in, m.inputs, row, total);
     else if (m.kind == Q8) q8_block<ROWS>(tile, groups, in, m.inputs, row, total);
     else bf16_block<ROWS>(tile, groups, in, m.inputs, row, total);
-    for (int r = 0; r < ROWS; r++) {
-        float* at = out + size_t(row + r) * stride + output;
-        store(at, add ? load<F32>(at) + total[r] : total[r]);
-    }
+    for (int r = 0; r < ROWS; r++)
+        finish(out + size_t(row + r) * stride + output, total[r], m.kind == BF16 ? 1.0f : in.scales[row + r], add);
 }
 
 }  // namespace
 
-void quantise(const float* row, int inputs, int8_t* highs, int8_t* lows, float* scales, float* sums) {
-    for (int group = 0; group < inputs / GROUP; group++) {
+float quantise(const float* row, int inputs, int8_t* highs, int8_t* lows, float* sums) {
+    const Rounding rounding(row, inputs);
+    for (int at = 0; at < inputs; at += GROUP) {
         I32 whole[2];
-        round_group(row + group * GROUP, whole, scales + group, sums + group);
+        sums[at / GROUP] = rounding.group(row + at, whole);
         for (int half = 0; half < 2; half++) {
             const I32 high = (whole[half] + 128) >> 8;
-            const size_t at = size_t(group) * GROUP + half * LANES;
-            store(highs + at, __builtin_convertvector(high, I8));
-            store(lows + at, __builtin_convertvector(whole[half] - (high << 8), I8));
+            store(highs + at + half * LANES, __builtin_convertvector(high, I8));
+            store(lows + at + half * LANES, __builtin_convertvector(whole[half] - (high << 8), I8));
         }
     }
+    return rounding.scale;
 }
 
 void product(const Matrix& m, const Inputs& in, int rows, int first, int end, float* out, int stride, bool add) {

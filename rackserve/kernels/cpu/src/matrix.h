@@ -27,35 +27,54 @@ struct Matrix {
 
 inline size_t group_bytes(int kind) { return kind == Q4 ? 320 : kind == Q8 ? 576 : 1024; }
 
-// Rows that go into a product. Quantised ones are 16-bit whole numbers, 256 * high + low; for each group the largest magnitude
+// Rows that go into a product. Quantised ones are 16-bit whole numbers, 256 * high + low; in each row the largest magnitude
 // becomes PEAK. Eight bits would do for speed, but change what a small model knows.
 struct Inputs {
     int8_t* highs;      // [rows][inputs]
     int8_t* lows;       // [rows][inputs]
-    float* scales;      // [rows][inputs / 32]
-    float* sums;        // [rows][inputs / 32]: scale times the sum of the numbers
+    float* scales;      // [rows]
+    float* sums;        // [rows][inputs / 32]: of the whole numbers
     const float* rows;  // [rows][inputs], for BF16
 };
 
 constexpr float PEAK = 32512.0f;  // 127 * 256
-constexpr float TINY = 1e-30f;    // a group that is smaller counts as zero: its inverse would overflow
+constexpr float TINY = 1e-30f;    // a row that is smaller counts as zero: its inverse would overflow
 
-// 32 numbers -> whole ones in two halves, their scale, and scale times their sum.
-inline void round_group(const float* values, I32* whole, float* scale, float* total) {
-    const U32 mask = U32{} + 0x7fffffff;
-    const F32 magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to a whole number
-    const F32 first = load<F32>(values), second = load<F32>(values + LANES);
-    const F32 a = (F32)((U32)first & mask), b = (F32)((U32)second & mask);
-    const float most = peak(a > b ? a : b);
-    const bool counts = most > TINY;
-    const F32 inverse = splat(counts ? PEAK / most : 0.0f);
-    whole[0] = (I32)(first * inverse + magic) - 0x4b400000;
-    whole[1] = (I32)(second * inverse + magic) - 0x4b400000;
-    *scale = counts ? most / PEAK : 0.0f;
-    *total = *scale * sum(to_float(whole[0] + whole[1]));  // exact: whole numbers below 2^24
+// Makes whole numbers of a row.
+class Rounding {
+  public:
+    Rounding(const float* row, int inputs) {
+        const U32 mask = U32{} + 0x7fffffff;
+        F32 most = {};
+        for (int at = 0; at < inputs; at += LANES) {
+            const F32 size = (F32)((U32)load<F32>(row + at) & mask);
+            most = size > most ? size : most;
+        }
+        const float found = peak(most);
+        scale = found > TINY ? found / PEAK : 0.0f;
+        inverse_ = splat(found > TINY ? PEAK / found : 0.0f);
+    }
+
+    // 32 numbers in two halves; returns their sum, which is exact.
+    float group(const float* values, I32* whole) const {
+        const F32 magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to a whole number
+        for (int half = 0; half < 2; half++) whole[half] = (I32)(load<F32>(values + half * LANES) * inverse_ + magic) - 0x4b400000;
+        return sum(to_float(whole[0] + whole[1]));
+    }
+
+    float scale;
+
+  private:
+    F32 inverse_;
+};
+
+// Writes a row's part of the four arrays; returns the scale.
+float quantise(const float* row, int inputs, int8_t* highs, int8_t* lows, float* sums);
+
+// Sixteen finished sums of a row with its scale into their place; `add`: onto what is there.
+inline void finish(float* at, F32 total, float scale, bool add) {
+    store(at, add ? fma(total, splat(scale), load<F32>(at)) : total * splat(scale));
 }
-
-void quantise(const float* row, int inputs, int8_t* highs, int8_t* lows, float* scales, float* sums);
 
 // out[row][first .. end) for outputs first to end (multiples of 16); `add`: onto what is there. `stride`: floats between rows.
 void product(const Matrix& matrix, const Inputs& inputs, int rows, int first, int end, float* out, int stride, bool add);

@@ -96,6 +96,13 @@ inline F32 exp(F32 x) {
 #endif
 }
 
+// silu(gate) * up.
+inline F32 gated(F32 gate, F32 up) {
+    // e^-|gate| stays in reach of exp on both sides of zero.
+    const F32 small = exp((F32)((U32)gate | 0x80000000u)), one = splat(1.0f), top = gate > 0.0f ? one : small;
+    return gate * (top / (one + small)) * up;
+}
+
 // Sums and maxima over lanes in one fixed order: halves onto each other.
 inline float sum(F32 v) {
 #if defined(__AVX512F__)
