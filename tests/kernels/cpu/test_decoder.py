@@ -11,7 +11,7 @@ from rackserve.base.errors import ConfigError
 from rackserve.kernels.cpu import packing
 from rackserve.kernels.cpu.decoder import Decoder, DecoderLayer, DecoderWeights, Packed, Rows
 from rackserve.kernels.cpu.library import Floats
-from tests.kernels.cpu.variants import ALL, bf16, load
+from tests.kernels.cpu.variants import ALL, bf16, load, q4_1
 
 HIDDEN, HEADS, KV, DIM, FFN, VOCAB, LAYERS, POSITIONS, BLOCK = 64, 6, 2, 32, 96, 48, 2, 640, 4
 NUM_BLOCKS = 400
@@ -19,13 +19,18 @@ BLOCK_BYTES = LAYERS * 2 * KV * BLOCK * DIM * 2
 
 
 class Small:
-    """A decoder of random bf16 weights, and the same in float64 numpy."""
+    """A decoder of random weights, bf16 or Q4_1 blocks, and the same in float64 numpy."""
 
-    def __init__(self, heads: int = HEADS) -> None:
+    def __init__(self, heads: int = HEADS, blocks: bool = False) -> None:
         rng = np.random.default_rng(0)
         self.matrices: list[dict[str, np.ndarray]] = []
 
         def matrix(outputs: int, inputs: int) -> tuple[Packed, np.ndarray]:
+            if blocks:
+                given, values = q4_1(rng, outputs, inputs)
+                numbers = given[..., :4].copy().view(np.float16) / np.float16(64)
+                given[..., :4] = numbers.view(np.uint8)
+                return Packed(packing.pack_q4_1(given), packing.Q4), values.astype(np.float64) / 64
             bits, values = bf16(rng, outputs, inputs)
             shrunk = (values / np.sqrt(inputs)).astype(np.float32)
             bits = (shrunk.view(np.uint32) >> 16).astype(np.uint16)
@@ -84,7 +89,7 @@ def rounded(values: np.ndarray) -> np.ndarray:
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)).view(np.float32).astype(np.float64)
 
 
-SMALL = Small()
+SMALL, BLOCKS = Small(), Small(blocks=True)
 TOKENS = np.random.default_rng(5).integers(0, VOCAB, 600).astype(np.int32)
 TABLE = list(np.random.default_rng(6).permutation(NUM_BLOCKS // 2))  # the sequence that is compared
 OTHER = list(range(NUM_BLOCKS // 2, NUM_BLOCKS))
@@ -93,10 +98,10 @@ OTHER = list(range(NUM_BLOCKS // 2, NUM_BLOCKS))
 class Running:
     """A decoder over an arena full of rubbish."""
 
-    def __init__(self, name: str, threads: int = 1, max_rows: int = 600, wide: int = 2) -> None:
+    def __init__(self, name: str, threads: int = 1, max_rows: int = 600, wide: int = 2, small: Small = SMALL) -> None:
         self.arena = np.full(NUM_BLOCKS * BLOCK_BYTES * wide // 2, 0xFF, np.uint8)  # NaN
         self.decoder = Decoder(
-            load(name), SMALL.weights, memoryview(self.arena), wide=wide, block_tokens=BLOCK, max_rows=max_rows, threads=threads
+            load(name), small.weights, memoryview(self.arena), wide=wide, block_tokens=BLOCK, max_rows=max_rows, threads=threads
         )
 
     def compute(self, first: int, end: int, beside: int = 0) -> Floats:
@@ -128,6 +133,16 @@ def test_no_bit_depends_on_chunks_neighbours_or_threads(name: str, cuts: list[tu
     for number, (first, end) in enumerate(pairwise(places)):
         found = running.compute(first, end, besides[number % len(besides)])
         assert np.array_equal(found, whole[first:end])
+
+
+@ALL
+@pytest.mark.parametrize("threads", [1, 3])
+def test_with_quantised_weights_rows_are_as_in_float64_and_the_same_alone_and_together(name: str, threads: int) -> None:
+    whole, wanted = Running(name, threads, small=BLOCKS).compute(0, 130), BLOCKS.reference(TOKENS[:130])
+    assert np.abs(whole - wanted).max() < 0.02 * np.abs(wanted).max()
+    running = Running(name, small=BLOCKS)
+    for first, end in pairwise([0, 1, 9, 20, 21, 33, 120, 130]):
+        assert np.array_equal(running.compute(first, end, beside=first % 7), whole[first:end])
 
 
 CACHED: dict[str, Floats] = {}

@@ -8,7 +8,7 @@ from rackserve.kernels.cpu import library
 from rackserve.kernels.cpu.library import NEEDED, Floats, features
 from tests.kernels.cpu.variants import ALL, KINDS, load
 
-SHAPES = [(16, 32, 1), (48, 96, 3), (32, 576, 7), (64, 64, 8), (16, 128, 12), (16, 128, 13), (80, 64, 24), (16, 32, 33), (48, 608, 110)]
+SHAPES = [(16, 32, 1), (48, 96, 3), (32, 576, 7), (64, 64, 8), (16, 128, 12), (16, 128, 13), (80, 64, 24), (48, 608, 110)]
 
 
 def rounded(rows: Floats) -> np.ndarray:
