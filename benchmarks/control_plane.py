@@ -8,8 +8,8 @@ from hashlib import shake_128
 from time import process_time_ns
 
 import msgspec
-from measure import CPU_TIME, Figure, Options, Result, at_most, figure, interleave, main, ns_per_call
-from real_step import RealEngine, missing
+from measure import CPU_TIME, Claim, Figure, Options, Result, at_most, figure, interleave, main, ns_per_call
+from real_step import RealEngine, missing, no_kernels
 
 from rackserve.base.events import Event
 from rackserve.base.ids import POOL_RANK, Rank
@@ -46,6 +46,7 @@ STEPS = BLOCK
 PREFILL_RANKS = DECODE_RANKS = 36
 SESSIONS = 400
 SHARED_BLOCKS = 200
+NATIVE_CONTEXT = 128
 STATED_STEP_NS = 20e6
 """A decode step of 20 ms, stated and not measured: 50 tokens per second and user."""
 STATED = "a decode step of 20 ms (stated)"
@@ -155,6 +156,55 @@ def _decode(batch: int, options: Options, engine: RealEngine | None) -> list[Fig
     return figures
 
 
+class NativeStep:
+    """Steps of the embedded model, `batch` sequences at a context of NATIVE_CONTEXT; time in native kernels is told apart."""
+
+    def __init__(self, batch: int) -> None:
+        from rackserve.kernels.cpu import library
+
+        self._batch = batch
+        self._engine = RealEngine(batch, NATIVE_CONTEXT, kernels="native")
+        for number in range(batch):
+            self._engine.prefill(number)
+        self.kernel_ns = 0
+        found = library.find()
+        assert found is not None
+        for name in ("rk_decoder_forward", "rk_decoder_logits"):
+            setattr(found.c, name, partial(self._timed, getattr(found.c, name)))
+
+    def _timed(self, kernel: Callable[..., int], *given: object) -> int:
+        start = process_time_ns()
+        code = kernel(*given)
+        self.kernel_ns += process_time_ns() - start
+        return code
+
+    def beside(self, whole: list[float]) -> float:
+        """Nanoseconds of Python a step; what the whole step takes goes to `whole`."""
+        before, calls = self.kernel_ns, 8
+        step = ns_per_call(partial(self._engine.decode, self._batch), calls)
+        whole.append(step)
+        return step - (self.kernel_ns - before) / calls
+
+
+def _beside_kernels(options: Options) -> tuple[Claim, list[Figure]]:
+    """What is Python in a native step, and in all around it, beside that step; one after the other, so that times add up.
+
+    Served, the worker's part goes on while kernels compute; only the first keeps them waiting.
+    """
+    batch = 2 if options.quick else max(BATCHES)
+    native, worker = NativeStep(batch), DecodeBatch(batch, options.rounds, 20)
+    whole: list[float] = []
+    ns = interleave({"beside": partial(native.beside, whole), "node": lambda: worker.steps()[0]}, options.rounds)
+    steps = whole[1:]
+    both = [sum(pair) for pair in zip(ns["beside"], ns["node"], strict=True)]
+    to = f"a native step, batch {batch}, context {NATIVE_CONTEXT}"
+    figures = [
+        figure(f"native decode step, batch {batch}: inputs, checks, draws", "µs", ns["beside"], to, steps, 1e-3),
+        figure(f"native decode step, batch {batch}: that and plan, apply, emit", "µs", both, to, steps, 1e-3),
+    ]
+    return at_most(f"batch {batch}: what keeps kernels waiting takes at most 3 % of {to}", figures[0].ratios, 0.03), figures
+
+
 class PlacementBench:
     """A router that knows SESSIONS sessions, each held by one to three prefill ranks and the pool, places their next turns."""
 
@@ -254,8 +304,13 @@ def run(options: Options) -> Result:
         at_most("placing a request takes no longer than copying its token ids", placement[0].ratios, 1),
         at_most(f"placing a request takes at most 2 % of {STATED}", placement[2].ratios, 0.02),
     ]
+    native: list[Figure] = []
+    lacking = lacking or no_kernels()
+    if not lacking:
+        claim, native = _beside_kernels(options)
+        claims.append(claim)
     question = "What does deciding cost beside doing, per decode step and per placement, at contexts of 142 k tokens?"
-    every = [part for figures in steps for part in figures] + placement
+    every = [part for figures in steps for part in figures] + native + placement
     return Result("control_plane", question, CPU_TIME, tuple(claims), tuple(every), tuple(notes))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from importlib.util import find_spec
+from typing import Literal
 
 from rackserve.base.errors import RackserveError
 from rackserve.base.step import Step, StepItem
@@ -26,10 +27,19 @@ def missing() -> str:
     return ""
 
 
-class RealEngine:
-    """The embedded model on one torch thread, with room for `batch` sequences of CONTEXT tokens and `extra` more each."""
+def no_kernels() -> str:
+    """Why native steps cannot be had here; empty if they can."""
+    from rackserve.kernels.cpu import library
 
-    def __init__(self, batch: int, context: int = CONTEXT, extra: int = 256) -> None:
+    return "" if library.find() is not None else "no native kernels were built"
+
+
+class RealEngine:
+    """The embedded model on one thread, with room for `batch` sequences of CONTEXT tokens and `extra` more each."""
+
+    def __init__(
+        self, batch: int, context: int = CONTEXT, extra: int = 256, kernels: Literal["native", "torch"] = "torch"
+    ) -> None:
         from rackserve.model.files import open_model
         from rackserve.model.layout import kv_layout
         from rackserve.model.runner import LlamaRunner
@@ -39,7 +49,8 @@ class RealEngine:
         self.blocks_each = -(-(context + extra) // BLOCK_TOKENS)
         num_blocks = batch * self.blocks_each
         layout = kv_layout(files.config, BLOCK_TOKENS, "bf16")
-        self.runner = LlamaRunner(files, memoryview(bytearray(num_blocks * layout.block_bytes)), num_blocks, BLOCK_TOKENS)
+        arena = memoryview(bytearray(num_blocks * layout.block_bytes))
+        self.runner = LlamaRunner(files, arena, num_blocks, BLOCK_TOKENS, kernels=kernels)
         self._ends: dict[int, int] = {}
         self._retired: tuple[int, ...] = ()
 

@@ -149,7 +149,8 @@ class LlamaRunner:
         for item in items:
             if item.sequence not in self._sequences:
                 self._sequences[item.sequence] = EngineSequence()
-            self._sequences[item.sequence].blocks.extend(item.new_blocks)
+            if item.new_blocks:
+                self._sequences[item.sequence].blocks.extend(item.new_blocks)
         results = self._compute(items, tokens) if items else []
         placed = dict(zip(order, results, strict=True))
         return StepResult(step.dp_rank, tuple(placed[at] for at in range(len(items))))
@@ -199,7 +200,9 @@ class LlamaRunner:
     def _tokens_of(self, item: StepItem) -> Sequence[int]:
         """Ids of the item's positions; without any, the token sampled last for its sequence."""
         known = self._sequences.get(item.sequence)
-        tokens = array.array("i", item.tokens) if item.tokens else array.array("i", [known.last_token if known else -1])
+        if not item.tokens and item.num_tokens == 1 and known is not None and known.last_token >= 0:
+            return (known.last_token,)
+        tokens = array.array("i", item.tokens) if item.tokens else array.array("i", [-1])
         if len(tokens) != item.num_tokens:
             raise InvariantError(f"sequence {item.sequence}: {len(tokens)} tokens given for {item.num_tokens} positions")
         if min(tokens) < 0 or max(tokens) >= self._config.vocab_size:
@@ -217,7 +220,7 @@ class LlamaRunner:
         if item.start < 0 or end > min(num_blocks * self._arena.block_tokens, self._config.max_positions):
             room = f"{num_blocks} blocks of {self._arena.block_tokens} and the model's {self._config.max_positions} positions"
             raise InvariantError(f"sequence {item.sequence}: positions [{item.start}, {end}) do not fit {room}")
-        if any(not 0 <= block < self._arena.num_blocks for block in item.new_blocks):
+        if item.new_blocks and any(not 0 <= block < self._arena.num_blocks for block in item.new_blocks):
             raise InvariantError(
                 f"sequence {item.sequence}: block ids {item.new_blocks} exceed {self._arena.num_blocks} blocks"
             )
