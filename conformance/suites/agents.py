@@ -133,5 +133,5 @@ def _suite(agent: Agent, package: str, unnamed: bool) -> Suite:
 SUITES = (
     _suite(CODEX, "@openai/codex@0.171.0", False),
     _suite(QWEN, "@qwen-code/qwen-code@0.24.4", True),
-    _suite(PI, "@mariozechner/pi-coding-agent@0.73.1", True),
+    _suite(PI, "@mariozechner/pi-coding-agent@0.73.1", False),
 )
