@@ -31,7 +31,8 @@ def run(site: Site) -> list[Case]:
         case("a tool is called", "cold in Oslo" in called.stderr + called.stdout, called.stderr),
         case("its result is heard", called.stdout.strip().endswith(HEARD), called.stdout),
     ]
-    formed = site.run([llm, "-m", embedded.model, "--schema", "name, population int", "Name a city."], LLM_USER_PATH=user)
+    asked = ["--schema", "name, population int", "-o", "temperature", "0", "Name a city."]
+    formed = site.run([llm, "-m", embedded.model, *asked], LLM_USER_PATH=user)
     try:
         keys = list(json.loads(formed.stdout))
     except ValueError:

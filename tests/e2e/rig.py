@@ -117,13 +117,13 @@ def note(session: int) -> None:
             _held.update(path.removeprefix(f"{SHARED}/") for path in used if path.startswith(f"{SHARED}/"))
 
 
-def left_behind(before: frozenset[str]) -> set[str]:
+def left_behind(before: frozenset[str], pids: Sequence[str] = ()) -> set[str]:
     """Names that have come there since and are of our commands: they have our name or a process's, or were in use by one.
 
-    Whatever else runs on this machine makes files there, too.
+    `pids`: processes that no command here has started. Whatever else runs on this machine makes files there, too.
     """
     fresh = shared_memory() - before
-    return {name for name in fresh if name in _held or "rackserve" in name or _pids & set(re.findall(r"\d+", name))}
+    return {name for name in fresh if name in _held or "rackserve" in name or _pids.union(pids) & set(re.findall(r"\d+", name))}
 
 
 @dataclass(slots=True)

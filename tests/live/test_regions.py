@@ -9,6 +9,7 @@ from rackserve.base.errors import ResourceError
 from rackserve.base.units import MIB
 from rackserve.digest_model import digest_layout
 from rackserve.live.regions import RegionOwner, RegionShape, available_bytes, check_memory, map_region
+from tests.e2e.rig import left_behind, shared_memory
 from tests.live.processes import open_memfds
 
 SHAPE = RegionShape(4, 2, 32, 16)
@@ -32,10 +33,10 @@ def test_two_mappings_of_a_region_see_the_same_bytes_and_it_begins_with_zeros() 
 
 
 def test_regions_leave_no_files_descriptors_or_mappings() -> None:
-    shm = sorted(os.listdir("/dev/shm"))
+    before = shared_memory()
     owner = RegionOwner()
     mapped = [map_region(owner.create(f"segment/{number}", SHAPE)) for number in range(3)]
-    assert sorted(os.listdir("/dev/shm")) == shm
+    assert not left_behind(before, [str(os.getpid())])
     assert len({name.split()[-2] for name in open_memfds()}) == 3
     owner.close()
     for region in mapped:

@@ -22,6 +22,7 @@ from rackserve.live import regions
 from rackserve.live import supervisor as supervisor_module
 from rackserve.live.rank_spec import BEAT_PERIOD_S
 from rackserve.live.supervisor import SupervisorConfig
+from tests.e2e.rig import left_behind, shared_memory
 from tests.live.processes import SMALL, TinyRack, has_ended, open_memfds, tiny_rack, until
 
 P, D = Rank("prefill0"), Rank("decode0")
@@ -273,18 +274,19 @@ def test_a_rank_that_ignores_the_polite_request_is_ended_by_force(monkeypatch: p
 
 @pytest.mark.parametrize("argument", ["", "freeze"])
 def test_no_rank_outlives_a_control_process_that_is_killed(argument: str) -> None:
-    shm = sorted(os.listdir("/dev/shm"))
+    before = shared_memory()
     command = (sys.executable, "-m", "tests.live.tiny_control", argument)
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as control:
         assert control.stdout is not None
         pids = [int(pid) for pid in control.stdout.readline().split()]
         assert len(pids) == 2 and not any(has_ended(pid) for pid in pids)
+        mine = [str(pid) for pid in (control.pid, *pids)]
         control.kill()
         control.wait()
     end = time.monotonic() + 2.0
     while not all(has_ended(pid) for pid in pids):
         assert time.monotonic() < end, "a rank outlived its control process"
-    assert sorted(os.listdir("/dev/shm")) == shm
+    assert not left_behind(before, mine)
 
 
 @pytest.mark.parametrize(
