@@ -13,7 +13,9 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     """The command's options."""
     command.add_argument("name", help="whose key it is, as logs tell it")
     command.add_argument("--tenant", default="", help="whose cache its requests share (default: that of keys without tenant)")
-    command.add_argument("--admin", action="store_true", help="the key may use /admin routes")
+    command.add_argument(
+        "--admin", action="store_true", help="the key may use routes under /admin/, of which there is none yet"
+    )
 
 
 def key(options: argparse.Namespace) -> int:

@@ -24,6 +24,12 @@ def test_a_printed_entry_lets_its_key_in_and_does_not_hold_it(tmp_path: Path, ca
         assert KeyRing.open(str(path)).find(key) == caller
 
 
+def test_the_help_does_not_promise_admin_routes(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["key", "--help"])
+    assert "of which there is none yet" in " ".join(capfd.readouterr().out.split())
+
+
 def test_no_two_keys_are_alike(capfd: pytest.CaptureFixture[str]) -> None:
     keys = set()
     for _ in range(3):

@@ -26,7 +26,7 @@ class KeyEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One key in a key file. sha256: of the key, in hex, so that the file gives no key away.
 
     tenant  whose cache its requests use; keys of one tenant share
-    admin   may use /admin routes
+    admin   may use routes under /admin/, of which there is none yet
     """
 
     name: Annotated[str, Meta(min_length=1, max_length=100)]

@@ -38,7 +38,6 @@ async def refuse_path(request: Request, error: Exception) -> Response:
     """Starlette's handler of unknown paths and methods: they get an error body like any other."""
     assert isinstance(error, HTTPException)
     path, status = request.url.path, error.status_code
-    told = RequestError(
-        f"{request.method} {path[:200]}: {error.detail}", code="not_found" if status == 404 else "bad_request", status=status
-    )
+    code = {404: "not_found", 405: "method_not_allowed"}.get(status, "bad_request")
+    told = RequestError(f"{request.method} {path[:200]}: {error.detail}", code=code, status=status)
     return Response(body_for(path, told), status, headers={**error_headers(told), **(error.headers or {})})

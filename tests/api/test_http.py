@@ -76,5 +76,6 @@ def test_other_paths_and_methods_get_an_error_body(method: str, path: str, statu
         response = await Rig(text("x")).request(method, "http://rig" + path)
         assert response.status_code == status
         assert response.json()["error"]["type"].endswith("_error")
+        assert response.json()["error"]["code"] == {404: "not_found", 405: "method_not_allowed"}[status]
 
     run(scene())

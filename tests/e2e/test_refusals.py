@@ -61,7 +61,7 @@ IMPOSSIBLE: list[tuple[str, dict[str, Any], str, str]] = [
     ("an empty list", {"prompt": []}, "prompt", "empty_prompt"),
     ("an empty text", {"prompt": ""}, "prompt", "empty_prompt"),
     ("a list of nothing", {"prompt": [[]]}, "prompt", "empty_prompt"),
-    ("no output tokens", {"max_tokens": 0}, "max_tokens", "invalid_type"),
+    ("no output tokens", {"max_tokens": 0}, "max_tokens", "invalid_value"),
     ("a fraction of a token", {"max_tokens": 1.5}, "max_tokens", "invalid_type"),
     ("a token nobody knows", {"prompt": [41_000]}, "prompt", "invalid_value"),
     ("a tool", {"tools": [{"type": "function"}]}, "tools", "unsupported_parameter"),

@@ -11,6 +11,11 @@ import msgspec
 
 from rackserve.base.errors import RequestError
 
+_TYPE_IS_RIGHT = re.compile(
+    r"Expected `\w+` (?:[<>]|of length|matching|multiple)|Invalid enum value|(?:Integer|Number) out of range"
+)
+"""How the decoder begins to say that a value is of the right type, and not one of those allowed."""
+
 Body = TypeVar("Body", bound=msgspec.Struct)
 
 
@@ -91,7 +96,8 @@ def _parse_open(raw: bytes, kind: type[Body], without_effect: Mapping[str, tuple
                 _refuse_effect(name, msgspec.json.decode(fields[name]), without_effect[name])
     except msgspec.ValidationError as error:
         message, param = _locate(str(error))
-        raise RequestError(message, param=param, code="invalid_type") from error
+        code = "invalid_value" if _TYPE_IS_RIGHT.match(str(error)) else "invalid_type"
+        raise RequestError(message, param=param, code=code) from error
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise RequestError(f"the body is not valid JSON: {error}", code="invalid_json") from error
     return body, tuple(name for name in unknown if name not in without_effect)

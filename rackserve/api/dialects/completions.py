@@ -63,7 +63,7 @@ class Completions:
     def parse(self, raw: bytes, headers: Mapping[str, str]) -> Ask:
         body, unknown, ignored = COMPLETION.read(raw)
         if body.max_tokens == 0 and not body.echo:
-            raise RequestError("max_tokens must be at least 1, or 0 with echo: true", param="max_tokens", code="invalid_type")
+            raise RequestError("max_tokens must be at least 1, or 0 with echo: true", param="max_tokens", code="invalid_value")
         ask = body.ask("completion", headers, unknown, ignored)
         wanted = max(ask.prompt_logprobs, ask.logprobs if body.echo else -1)
         return msgspec.structs.replace(

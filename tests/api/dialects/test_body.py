@@ -31,6 +31,20 @@ def test_a_value_of_the_wrong_kind_names_its_field(field: str, value: object) ->
 
 
 @pytest.mark.parametrize(
+    ("field", "value", "code"),
+    [
+        ("max_tokens", -1, "invalid_value"),
+        *[("temperature", value, "invalid_value") for value in (-0.1, 2.1)],
+        *[(field, value, "invalid_value") for field, value in (("n", 9), ("top_p", 0), ("stop", ["a"] * 5), ("seed", 2**63))],
+        *[("max_tokens", value, "invalid_type") for value in (1.5, "x", True, [])],
+        *[(field, value, "invalid_type") for field, value in (("n", "2"), ("temperature", "2.1"), ("stop", 5), ("model", 3))],
+    ],
+)
+def test_a_value_out_of_range_is_told_from_one_of_a_wrong_type(field: str, value: object, code: str) -> None:
+    assert refusal(msgspec.json.encode({field: value})).code == code
+
+
+@pytest.mark.parametrize(
     ("raw", "param"),
     [
         (b'{"temperature": 1e999}', "temperature"),
