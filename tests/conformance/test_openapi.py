@@ -69,6 +69,7 @@ MEANING = {
     "messages": "only a text answer to a message before it can be gone on with; arguments must be JSON",
     "input": "some item of it must be one that the model can read; arguments must be JSON",
     "max_tokens": "0 only with echo",
+    "max_completion_tokens": "may not differ from max_tokens",
     "prompt": "ids have to be of the vocabulary; /tokenize takes one text at a time; the context must hold it",
     "response_format": "a schema has to be one that can be kept to, and not beside structured_outputs",
     "structured_outputs": "likewise, and one at a time",

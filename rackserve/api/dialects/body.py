@@ -16,6 +16,13 @@ _TYPE_IS_RIGHT = re.compile(
 )
 """How the decoder begins to say that a value is of the right type, and not one of those allowed."""
 
+INSTEAD = {
+    **{f"guided_{kind}": f"structured_outputs.{kind}" for kind in ("choice", "grammar", "json", "regex")},
+    "guided_decoding_backend": "structured_outputs alone",
+    "guided_whitespace_pattern": "structured_outputs alone",
+}
+"""Fields of other servers that are refused, and what does here what they do there."""
+
 Body = TypeVar("Body", bound=msgspec.Struct)
 
 
@@ -124,7 +131,8 @@ def _with_whole_numbers(value: Any) -> Any:
 def _refuse_effect(name: str, value: Any, asks_nothing: tuple[Any, ...]) -> None:
     nothing = any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in asks_nothing)
     if value is not None and not nothing:
-        raise RequestError(f"{name} is not supported; leave it out", param=name, code="unsupported_parameter")
+        remedy = f"use {INSTEAD[name]}" if name in INSTEAD else "leave it out"
+        raise RequestError(f"{name} is not supported; {remedy}", param=name, code="unsupported_parameter")
 
 
 def _locate(text: str) -> tuple[str, str | None]:

@@ -116,6 +116,10 @@ class Chat:
         body, unknown, ignored = CHAT.read(raw)
         if body.top_logprobs is not None and not body.logprobs:
             raise RequestError("top_logprobs needs logprobs: true", param="top_logprobs")
+        both = body.max_tokens, body.max_completion_tokens
+        if None not in both and both[0] != both[1]:
+            text = f"max_tokens ({both[0]}) and max_completion_tokens ({both[1]}) differ; give one of them"
+            raise RequestError(text, param="max_completion_tokens")
         conversation, skipped = body.conversation()
         ask = body.ask("chat", headers, unknown, ignored)
         return msgspec.structs.replace(

@@ -78,6 +78,13 @@ def test_a_body_that_is_no_json_object_is_refused(raw: bytes) -> None:
     assert refusal(raw).param is None
 
 
+@pytest.mark.parametrize("kind", ["choice", "grammar", "json", "regex"])
+def test_a_field_of_other_servers_is_refused_with_the_name_that_it_has_here(kind: str) -> None:
+    body = {"messages": [{"role": "user", "content": "a"}], f"guided_{kind}": {"type": "object"}}
+    with pytest.raises(RequestError, match=rf"guided_{kind} is not supported; use structured_outputs\.{kind}$"):
+        CHAT.read(msgspec.json.encode(body))
+
+
 def test_fields_are_told_whatever_others_the_body_has() -> None:
     body = {"messages": [{"role": "user", "content": "a"}], "user": "u", "audio": None, "functions": [], "store": True}
     for more in ({}, {"nobody_knows": 1}):

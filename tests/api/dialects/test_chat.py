@@ -1,10 +1,16 @@
 from __future__ import annotations
 
-from rackserve.api.dialects.chat import ChatBody
-from tests.api.dialects.parsing import parse
+import msgspec
+import pytest
+
+from rackserve.api.dialects.chat import Chat
+from rackserve.base.errors import RequestError
 
 
-def test_the_newer_name_of_the_token_limit_wins() -> None:
-    body, _ = parse(b'{"max_tokens": 5, "max_completion_tokens": 7}', ChatBody)
-    assert body.token_limit == 7
-    assert parse(b'{"max_tokens": 5}', ChatBody)[0].token_limit == 5
+def test_both_names_of_the_token_limit_are_taken_and_may_not_differ() -> None:
+    messages = {"messages": [{"role": "user", "content": "a"}]}
+    for limits in ({"max_tokens": 5}, {"max_completion_tokens": 5}, {"max_tokens": 5, "max_completion_tokens": 5}):
+        assert Chat().parse(msgspec.json.encode({**messages, **limits}), {}).max_tokens == 5
+    with pytest.raises(RequestError, match=r"max_tokens \(4\) and max_completion_tokens \(5\) differ") as caught:
+        Chat().parse(msgspec.json.encode({**messages, "max_tokens": 4, "max_completion_tokens": 5}), {})
+    assert caught.value.param == "max_completion_tokens"
