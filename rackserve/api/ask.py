@@ -48,7 +48,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     echo             the answer begins with the prompt
     usage            a stream ends with the usage (the other forms always have it)
     session          the conversation this belongs to; empty: unknown
-    unknown          fields nobody knows, let through without effect
+    unknown          fields nobody knows, let through without effect: told in a header, too
     ignored          what is known, has no effect here and harms nobody: told in a header
     """
 

@@ -32,9 +32,12 @@ T = TypeVar("T")
 _log = logging.getLogger("rackserve.api")
 
 IGNORED = "x-rackserve-ignored"
-"""Header of an answer: what of the request is known and had no effect, such as tools of kinds that only other servers have."""
+"""Header of an answer: what of the request had no effect, such as tools of kinds that only other servers have, and fields that
+nobody knows."""
 
 MAX_TOLD = 1024
+MAX_UNKNOWN = 16
+MAX_NAME = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +127,8 @@ class GenerationEndpoint(Endpoint):
         for witness in self.service.witnesses:
             witness.begin(call, exchange.caller, exchange.headers)
         self._note(call.ask, call)
-        if call.ask.ignored:
-            exchange.notes[IGNORED] = _header(call.ask.ignored)
+        if call.ask.ignored or call.ask.unknown:
+            exchange.notes[IGNORED] = without_effect(call.ask)
         reply = self._dialect.reply(call)
         try:
             await self._generate(exchange, call, reply)
@@ -165,10 +168,15 @@ class GenerationEndpoint(Endpoint):
                 metrics.prompt_left(position)
         for name in ask.unknown:
             if metrics.unknown_field(name):
-                _log.warning("unknown request field %r has no effect", name[:60])
+                _log.warning("unknown request field %r has no effect", name[:MAX_NAME])
 
 
-def _header(names: tuple[str, ...]) -> str:
-    """`names` as the value of a header, whatever characters a client put into them."""
-    text = ", ".join(names).encode("ascii", "replace").decode()
+def without_effect(ask: Ask) -> str:
+    """What of `ask` had no effect, as the value of a header, whatever characters a client put into it: what is known first.
+
+    A part of a field is not named beside the whole. Of fields that nobody knows at most MAX_UNKNOWN are.
+    """
+    known = [name for name in dict.fromkeys(ask.ignored) if name.rpartition(".")[0] not in ask.ignored]
+    unknown = [name[:MAX_NAME].replace(",", "?") for name in ask.unknown[:MAX_UNKNOWN]]
+    text = ", ".join([*known, *unknown]).encode("ascii", "replace").decode()
     return "".join(character if character.isprintable() else "?" for character in text)[:MAX_TOLD]

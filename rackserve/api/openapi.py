@@ -116,7 +116,10 @@ def _operation(path: str, contract: Contract, schemas: _Schemas) -> Json:
         told["requestBody"] = {"required": True, "content": {JSON: {"schema": _body(contract, schemas)}}}
         told["parameters"] = _headers(contract)
     if contract.session:
-        ignored = {"description": "What of the request had no effect", "schema": {"type": "string"}}
+        ignored = {
+            "description": "What of the request had no effect, fields that nobody knows included",
+            "schema": {"type": "string"},
+        }
         told["responses"]["200"]["headers"] = {IGNORED: ignored}
     failed = contract.answer if contract.open else contract.error
     assert failed is not None

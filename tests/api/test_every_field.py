@@ -13,8 +13,9 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 import msgspec
 import pytest
 
+from rackserve.api.ask import Ask
 from rackserve.api.contract import CONTRACTS
-from rackserve.api.endpoint import IGNORED
+from rackserve.api.endpoint import IGNORED, MAX_NAME, MAX_TOLD, MAX_UNKNOWN, without_effect
 from rackserve.base.request import Constraint, Request, SamplingParams
 from rackserve.text.chat import ChatTemplate
 from rackserve.text.parsers import ParserChoice
@@ -365,12 +366,25 @@ def test_fields_without_effect_are_refused_or_told(path: str) -> None:
             assert taken.status == 200 and (name in taken.ignored or CONTRACTS[path].media == ("application/json",))
 
 
-def test_a_misspelt_field_is_let_through_and_counted() -> None:
+def test_a_misspelt_field_is_let_through_named_and_counted() -> None:
     async def scene() -> None:
         rig = Rig(text("x"))
         for path in ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"):
             before = rig.metric("rackserve_unknown_fields_total")
-            assert (await rig.post(path, {**BASES[path], "temprature": 0})).status_code == 200
+            response = await rig.post(path, {**BASES[path], "temprature": 0})
+            assert response.status_code == 200 and response.headers[IGNORED] == "temprature"
             assert rig.metric("rackserve_unknown_fields_total") == before + 1
 
     run(scene())
+
+
+def test_what_had_no_effect_is_told_once_and_what_nobody_knows_within_bounds() -> None:
+    def told(ignored: tuple[str, ...], unknown: tuple[str, ...] = ()) -> str:
+        return without_effect(Ask(kind="message", field="messages", ignored=ignored, unknown=unknown))
+
+    assert told(("thinking.budget_tokens", "user", "thinking", "user")) == "user, thinking"
+    assert told(("thinking.display", "thinking_x"), ("temprature",)) == "thinking.display, thinking_x, temprature"
+    assert told((), ("a,b\r\nc: d", "é")) == "a?b??c: d, ?"
+    many = told((), tuple(f"{number:04}" + "x" * 100 for number in range(500))).split(", ")
+    assert len(many) == MAX_UNKNOWN and {len(name) for name in many[:-1]} == {MAX_NAME}
+    assert len(told(tuple(map(str, range(9999))))) == MAX_TOLD
