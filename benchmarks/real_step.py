@@ -17,7 +17,7 @@ CHUNK = 256
 def missing() -> str:
     """What the engine lacks on this machine; empty if it can run."""
     if any(find_spec(name) is None for name in ("torch", "gguf", "safetensors")):
-        return "the engine extra is not installed (pip install 'rackserve[engine]')"
+        return "the engine extra is not installed (pip install -e '.[engine]')"
     from rackserve.model.files import open_model
 
     try:

@@ -64,7 +64,7 @@ def top(options: argparse.Namespace) -> int:
         from rackserve.top_screen import TopScreen
     except ImportError as error:
         raise ConfigError(
-            f"the live view needs the extra top ({error}): pip install 'rackserve[top]', or use --once"
+            f"the live view needs the extra top ({error}): pip install -e '.[top]' in the checkout, or use --once"
         ) from error
     TopScreen(server, options.interval).run()
     return 0

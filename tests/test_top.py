@@ -160,4 +160,4 @@ def test_without_the_package_the_remedy_is_told(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr("rackserve.top.Server", lambda url, key: stub.server(key))
     monkeypatch.setitem(sys.modules, "rackserve.top_screen", None)
     assert main(["top"]) == 2
-    assert "pip install 'rackserve[top]', or use --once" in capsys.readouterr().err
+    assert "pip install -e '.[top]' in the checkout, or use --once" in capsys.readouterr().err

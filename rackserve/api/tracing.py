@@ -176,7 +176,9 @@ def open_tracer(endpoint: str, later: Callable[[Callable[[], None]], object]) ->
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as error:
-        raise ConfigError(f"server.otlp_endpoint needs the extra otel ({error}): pip install 'rackserve[otel]'") from error
+        raise ConfigError(
+            f"server.otlp_endpoint needs the extra otel ({error}): pip install -e '.[otel]' in the checkout"
+        ) from error
     provider = TracerProvider(resource=Resource.create({"service.name": "rackserve", "service.version": __version__}))
     exporter = OTLPSpanExporter(endpoint=f"{endpoint.rstrip('/')}/v1/traces", timeout=2)
     provider.add_span_processor(BatchSpanProcessor(exporter))

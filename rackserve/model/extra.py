@@ -17,6 +17,6 @@ def require_engine(kind: str = "llama") -> None:
     missing = [name for name in PACKAGES if find_spec(name) is None]
     if missing:
         raise ResourceError(
-            f"runner.kind {kind} needs {', '.join(missing)}: pip install 'rackserve[engine]' "
+            f"runner.kind {kind} needs {', '.join(missing)}: pip install -e '.[engine]' in the checkout "
             f"(without a GPU first: pip install torch --index-url {CPU_INDEX})"
         )

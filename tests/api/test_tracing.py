@@ -107,7 +107,7 @@ def test_a_client_that_does_not_want_a_trace_gets_none() -> None:
 def test_missing_packages_are_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
-    with pytest.raises(ConfigError, match=r"pip install 'rackserve\[otel\]'"):
+    with pytest.raises(ConfigError, match=r"pip install -e '\.\[otel\]' in the checkout"):
         open_tracer("http://127.0.0.1:4318", print)
 
 

@@ -140,7 +140,7 @@ def test_a_llama_cannot_be_split(tmp_path: Path) -> None:
 def test_a_rack_without_the_packages_of_its_model_is_refused_before_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     real = extra.find_spec
     monkeypatch.setattr(extra, "find_spec", lambda name: None if name == "torch" else real(name))
-    with pytest.raises(ResourceError, match=r"needs torch: pip install 'rackserve\[engine\]'"):
+    with pytest.raises(ResourceError, match=r"needs torch: pip install -e '\.\[engine\]' in the checkout"):
         LiveRack(RackConfig(), RunnerSpec(kind="llama"))
     with pytest.raises(ResourceError, match=r"runner\.kind deepseek_v41 needs torch"):
         require_packages(RunnerSpec(kind="deepseek_v41"))

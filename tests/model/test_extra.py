@@ -27,7 +27,7 @@ def test_what_is_missing_is_named_with_the_command_that_brings_it(
     with pytest.raises(ResourceError) as caught:
         extra.require_engine()
     text = str(caught.value)
-    assert f"needs {', '.join(names)}: pip install 'rackserve[engine]'" in text
+    assert f"needs {', '.join(names)}: pip install -e '.[engine]' in the checkout" in text
     assert "pip install torch --index-url" in text and "\n" not in text
 
 
