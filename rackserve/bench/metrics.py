@@ -44,6 +44,9 @@ DEFINITIONS = {
     "throughput includes cached input",
 }
 
+STAMPED_LATE = "chunks were stamped late"
+"""What a warning says where times are in part the client's own."""
+
 
 class Distribution(msgspec.Struct, frozen=True):
     """Order statistics of a figure over `count` values."""
@@ -315,7 +318,7 @@ def _warnings(summary: Summary, done: Sequence[RequestRecord], limits: Limits) -
         return tuple(found)
     if client.lag_p99_ms > max(limits.lag_ms, limits.lag_share * tpot.p50 if tpot else 0.0):
         found.append(
-            f"the client was the bottleneck: it woke up to {client.lag_p99_ms:.0f} ms late (p99), so chunks were stamped late; "
+            f"the client was the bottleneck: it woke up to {client.lag_p99_ms:.0f} ms late (p99), so {STAMPED_LATE}; "
             "spread the load over several clients or give it a core of its own"
         )
     if client.cpu_share > limits.cpu_share:

@@ -28,10 +28,10 @@ class ScaledTrace(msgspec.Struct, frozen=True):
         whole = f"{len(self.sessions)} sessions, {self.num_requests} requests"
         if not self.num_sessions_cut:
             return whole
-        return (
-            f"{whole}; {self.num_sessions_cut} sessions end early, leaving out {self.num_cut_by_context} requests from where "
-            f"the context no longer fits and {self.num_cut_by_turns} beyond the turn limit"
-        )
+        cut = [f"{self.num_cut_by_context} requests from where the context no longer fits"] if self.num_cut_by_context else []
+        cut += [f"{self.num_cut_by_turns} requests beyond the turn limit"] if self.num_cut_by_turns else []
+        some = "1 session ends" if self.num_sessions_cut == 1 else f"{self.num_sessions_cut} sessions end"
+        return f"{whole}; {some} early, leaving out {' and '.join(cut)}"
 
     @property
     def num_streams(self) -> int:

@@ -8,7 +8,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from rackserve.bench.metrics import Summary
+from rackserve.bench.metrics import STAMPED_LATE, Summary
 from rackserve.bench.rack import RackSummary
 from rackserve.bench.records import RecordedEvent, RequestRecord
 
@@ -176,7 +176,7 @@ def compare(arms: Sequence[Arm]) -> Comparison:
             a, b = values[above], values[below]
             ratios.append(f"{a / b:.2f}×" if a is not None and b else "–")
         rows.append(Row(section, name, tuple(text_of(value, kind) for value in values), tuple(ratios)))
-    valid = tuple("yes" if arm.summary.valid else "NO" for arm in arms)
+    valid = tuple(_validity(arm.summary) for arm in arms)
     blank = tuple("" for _ in pairs)
     rows.append(Row("Trust", "valid run", valid, blank))
     if any(step_error_text(arm) for arm in arms):
@@ -211,6 +211,12 @@ def print_comparison(arms: Sequence[Arm], console: Console | None = None) -> Non
     for arm in arms:
         for reason in arm.summary.invalid_reasons:
             console.print(f"[red]invalid[/red] {arm.name}: {reason}")
+
+
+def _validity(summary: Summary) -> str:
+    if not summary.valid:
+        return "NO"
+    return "yes, but late stamps" if any(STAMPED_LATE in text for text in summary.warnings) else "yes"
 
 
 def verdicts(arms: Sequence[Arm]) -> list[str]:

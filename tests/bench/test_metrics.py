@@ -13,7 +13,16 @@ from rackserve.base.events import DraftsVerified, StepDone
 from rackserve.base.ids import Rank
 from rackserve.base.units import NS_PER_MS, to_ns
 from rackserve.bench.frontier import operating_point
-from rackserve.bench.metrics import Throughput, bench_serve_keys, failures_of, percentile, result_json, summarize, tpot_ms
+from rackserve.bench.metrics import (
+    STAMPED_LATE,
+    Throughput,
+    bench_serve_keys,
+    failures_of,
+    percentile,
+    result_json,
+    summarize,
+    tpot_ms,
+)
 from rackserve.bench.records import ClientLoad, RequestRecord, RunInfo, recorded
 
 RUN = RunInfo("a", "live", 2, 4)
@@ -220,6 +229,7 @@ def test_it_says_when_the_client_was_the_bottleneck(load: ClientLoad, warned: in
     summary = summarize(slow, [record(n, n, [10, 30, 50], 3) for n in range(3)])
     assert len(summary.warnings) == warned and all("the client was the bottleneck" in text for text in summary.warnings)
     assert summary.valid, "a warning does not make a run invalid"
+    assert any(STAMPED_LATE in text for text in summary.warnings) is (load.lag_p99_ms > 8)
     slow_tokens = summarize(slow, [record(n, n, [10, 310, 610], 3) for n in range(3)])
     assert len(slow_tokens.warnings) == (load.cpu_share > 0.9), "some ms matter little at 300 ms a token"
 

@@ -33,7 +33,7 @@ def test_a_conversation_ends_where_its_context_no_longer_fits_and_the_rest_is_co
     assert (made.num_requests, made.num_cut_by_context, made.num_sessions_cut) == (3, 2 + 3 + 1, 2)
     [cut] = [entry for entry in made.sessions[0].entries if isinstance(entry, Subagent)]
     assert cut.end_ns == to_ns(12), "a cut subagent ends with its last kept turn, or its parent would wait for nothing"
-    assert "6 requests from where the context no longer fits" in made.describe()
+    assert made.describe().endswith("; 2 sessions end early, leaving out 6 requests from where the context no longer fits")
 
 
 def test_the_turn_limit_counts_turns_of_each_conversation() -> None:
@@ -41,6 +41,7 @@ def test_the_turn_limit_counts_turns_of_each_conversation() -> None:
     made = scale_sessions([Session("a", 64, (turn(0, 1), sub, turn(60, 2), turn(70, 3)))], max_turns=2)
     assert [r.num_blocks for r in requests_of(made.sessions[0].entries)] == [1, 5, 6, 2]
     assert (made.num_cut_by_turns, made.num_cut_by_context) == (2, 0)
+    assert made.describe().endswith("; 1 session ends early, leaving out 2 requests beyond the turn limit")
 
 
 def test_the_start_of_a_session_is_divided_too() -> None:

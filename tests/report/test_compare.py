@@ -6,7 +6,7 @@ import re
 import msgspec
 from rich.console import Console
 
-from rackserve.bench.metrics import summarize
+from rackserve.bench.metrics import STAMPED_LATE, summarize
 from rackserve.bench.records import RunInfo
 from rackserve.report.compare import Arm, compare, is_rough, print_comparison, text_of, verdicts
 from tests.report.arms import arm
@@ -75,6 +75,12 @@ def test_the_printed_table_says_why_a_run_is_invalid() -> None:
     assert "interactivity p90 (slow tail)" in text
     assert "invalid live b: 9 of 40 requests failed, above 10%" in text
     assert "invalid live a" not in text
+
+
+def test_a_valid_run_whose_client_was_late_says_so_in_the_table() -> None:
+    late = msgspec.structs.replace(arm("b").summary, warnings=(f"the client was busy, so {STAMPED_LATE}",))
+    [row] = [row for row in compare([arm("a"), Arm(late), arm("c", num_failed=9)]).rows if row.name == "valid run"]
+    assert row.cells == ("yes", "yes, but late stamps", "NO")
 
 
 def test_a_sentence_about_two_arms_does_not_hide_a_loss_of_interactivity() -> None:
