@@ -57,7 +57,9 @@ def main() -> int:
     outcomes = run(chosen, console)
     table.show(outcomes, Console())
     table.write_json(outcomes, options.json, isolation)
-    options.json.with_suffix(".md").write_text(table.markdown(outcomes), encoding="utf-8")
+    markdown = options.json.with_suffix(".md")
+    markdown.write_text(table.markdown(outcomes), encoding="utf-8")
+    console.print(f"results, with every reason: {options.json} and {markdown}; logs of servers are not kept", highlight=False)
     return 0 if all(outcome.is_well for outcome in outcomes) else 1
 
 
