@@ -169,7 +169,10 @@ def _print_head(variants: Sequence[Variant], workload: Workload, num_seeds: int,
     first = msgspec.to_builtins(variants[0].setup)
     print("first set-up: " + " ".join(f"{name}={value}" for name, value in first.items()))
     extra = f" and {len(varied_setups(variants[:1]))} variations" if options.sensitivity else ""
-    print(f"{len(variants)} set-ups x {num_seeds} seeds{extra}; {workload.describe()}; {TRUST}", flush=True)
+    seeds = "1 seed" if num_seeds == 1 else f"{num_seeds} seeds"
+    print(
+        f"{len(variants)} set-up{'s' if len(variants) > 1 else ''} x {seeds}{extra}; {workload.describe()}; {TRUST}", flush=True
+    )
 
 
 def _progress(row: ResultRow, done: int, total: int) -> None:

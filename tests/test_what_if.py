@@ -40,7 +40,7 @@ def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]
 
 def test_a_set_up_runs_and_its_waiting_times_have_a_label(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     code, out, _ = run(capsys, *SMALL, "--out", str(tmp_path))
-    assert code == 0 and "1 set-ups x 1 seeds; 4 drawn sessions; step times from the cost model, not calibrated" in out
+    assert code == 0 and "1 set-up x 1 seed; 4 drawn sessions; step times from the cost model, not calibrated" in out
     [line] = [line for line in out.splitlines() if line.startswith("*")]
     assert line.split()[1:3] == ["vr", "20"] and line.endswith("STABLE")
     assert "recommended" not in out and (tmp_path / "curves.html").exists()
@@ -104,4 +104,4 @@ def test_a_set_up_file_is_a_curve(made_up: list[SimulatedSetup], tmp_path: Path,
     assert curve.name == "wide" and [point.concurrency for point in curve.points] == [200, 600]
     assert [point.saturation for point in curve.points] == ["STABLE", "SATURATED"]
     code, out, _ = run(capsys, "--config", str(tmp_path / "wide.toml"), "--set", "pool=true")
-    assert code == 0 and "2 set-ups x 1 seeds" in out and all(setup.pool for setup in made_up[2:])
+    assert code == 0 and "2 set-ups x 1 seed" in out and all(setup.pool for setup in made_up[2:])

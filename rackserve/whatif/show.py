@@ -97,7 +97,8 @@ def notes(results: Sequence[PointResult]) -> list[str]:
     """What the columns of `points_table` mean, as far as they are there."""
     lines = [
         f"±: half the width of the interval with {COVERAGE:.0%} of the draws (seeds, then their sessions); *: on the frontier",
-        "busy: time in which prefill groups computed; batch: sequences of a decode rank; sessions: those that drained",
+        "busy: time in which prefill groups computed; batch: sequences of a decode rank",
+        "sessions: those that drained, to their last answer, in the window; rack STABLE: prefill was busy for less than 95 %",
     ]
     labels = dict.fromkeys(result.variant.label for result in results if result.figures)
     open_ended = [

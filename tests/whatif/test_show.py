@@ -43,7 +43,7 @@ def test_a_full_racks_waiting_times_are_not_claimed_and_it_says_why() -> None:
     assert bad.endswith("no result") and lines[4] == "no result for bad c=30: no room"
     assert any("not claimed where prefill was busy for 95 %" in text for text in notes(RESULTS))
     assert not any("not claimed" in text for text in notes(RESULTS[:1]))
-    assert notes(RESULTS)[2] == "never full, so its peak is where the concurrencies end: good"
+    assert notes(RESULTS)[3] == "never full, so its peak is where the concurrencies end: good"
 
 
 def test_pairs_show_changes_with_intervals_and_agreeing_seeds() -> None:
