@@ -55,7 +55,7 @@ def print_settings(settings: Settings) -> None:
 def add_serve(command: argparse.ArgumentParser) -> None:
     """The command's options."""
     command.add_argument(
-        "--model", help="embedded (the default), or a folder with a Llama or DeepSeek-V4.1 model in Hugging Face form"
+        "--model", help="embedded (default), golden, or a folder with a Llama or DeepSeek-V4.1 model in Hugging Face form"
     )
     command.add_argument("--host", help="address to listen on (default 127.0.0.1)")
     command.add_argument("--port", type=int, help="port to listen on (default 8000; 0: any free one)")

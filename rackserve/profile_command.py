@@ -18,21 +18,26 @@ AROUND = "around"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
-    parser.add_argument("--model", default="smollm2-135m", help="name or folder of a model of the Llama family")
-    parser.add_argument("--batch", type=at_least(1), default=1, help="sequences decoded together")
-    parser.add_argument("--context", type=at_least(1), default=128, help="tokens of each before the step")
+    parser.add_argument("--model", default="embedded", help="embedded (default), or a folder with a Llama model")
+    parser.add_argument("--batch", type=at_least(1), default=1, help="sequences decoded together (default 1)")
+    parser.add_argument("--context", type=at_least(1), default=128, help="tokens of each before the step (default 128)")
     parser.add_argument("--prefill", action="store_true", help="steps that compute the context instead of one more token")
-    parser.add_argument("--steps", type=at_least(1), default=10, help="steps that are measured, behind one that is not")
-    parser.add_argument("--threads", type=at_least(1), default=1, help="cores that share a step")
+    parser.add_argument(
+        "--steps", type=at_least(1), default=10, help="steps that are measured, behind one that is not (default 10)"
+    )
+    parser.add_argument("--threads", type=at_least(1), default=1, help="cores that share a step (default 1)")
 
 
 def profile(args: argparse.Namespace) -> int:
     """Print milliseconds of CPU time of the leading thread a step, by stage. ConfigError without native kernels."""
+    from rackserve.model.config import LlamaConfig
     from rackserve.model.files import open_model
     from rackserve.model.layout import kv_layout
     from rackserve.model.runner import LlamaRunner
 
     files = open_model(args.model)
+    if not isinstance(files.config, LlamaConfig):
+        raise ConfigError(f"--model {args.model} is a DeepSeek-V4.1: profile measures models of the Llama family only")
     each = -(-(args.context + args.steps + 1) // BLOCK_TOKENS)
     blocks, limit = each * args.batch, files.llama.max_positions
     if args.context + args.steps + 1 > limit:

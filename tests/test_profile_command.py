@@ -26,6 +26,13 @@ def test_what_is_no_kernel_is_the_rest_and_shares_make_a_whole() -> None:
     ]
 
 
+def test_a_model_of_another_family_is_refused_by_name() -> None:
+    with pytest.raises(
+        ConfigError, match=r"--model golden is a DeepSeek-V4\.1: profile measures models of the Llama family only"
+    ):
+        profile_command.profile(options("--model", "golden"))
+
+
 @pytest.fixture
 def model() -> None:
     if library.find() is None:
