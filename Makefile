@@ -15,7 +15,9 @@ READY := .venv/.ready
 RUN := .venv/bin/python
 DEMO := $(RUN) -m rackserve demo --model $(MODEL) $(if $(PARALLEL),--parallel $(PARALLEL))
 
-.PHONY: demo test lint verify exact swarm bench conformance sanitize clean
+.PHONY: setup demo test lint verify exact swarm bench conformance sanitize clean
+
+setup: $(READY)
 
 demo: $(READY)
 	$(DEMO)

@@ -12,6 +12,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 from rackserve.api.guard import LOOPBACK
@@ -23,7 +24,7 @@ from rackserve.base.topology import ROLES
 from rackserve.base.units import MIB
 from rackserve.config import Settings, resolve
 from rackserve.doctor_server import Finding as Finding
-from rackserve.doctor_server import Verdict, examine_server
+from rackserve.doctor_server import Verdict, examine_server, is_rackserve
 from rackserve.live.regions import RegionShape, available_bytes, check_memory
 from rackserve.live.runner import layout_of, process_bytes, require_packages
 from rackserve.model.embedded import cache_root
@@ -88,6 +89,21 @@ def _torch(settings: Settings) -> tuple[Verdict, str]:
     return ("ok", told) if wide else ("note", f"{told}: steps will take several times longer than on a CPU with AVX2")
 
 
+def _kernels(settings: Settings) -> tuple[Verdict, str]:
+    runner = settings.engine
+    if runner.kind == "digest":
+        return "ok", "not needed by the toy model"
+    if find_spec("numpy") is None:
+        return "note", "not looked at: the packages of a real model are missing"
+    from rackserve.kernels.cpu.library import found
+
+    there, told = found()
+    if runner.kernels == "torch":
+        reason = "runner.kernels says" if settings.runner.kernels == "torch" else "experts spread over ranks need"
+        return "ok", f"not used: torch computes, as {reason} (there: {told if there else 'none'})"
+    return "ok" if there else "bad" if runner.kernels == "native" else "note", told
+
+
 def cpu_flags(path: Path) -> set[str]:
     """Features of the first CPU that a cpuinfo file lists."""
     lines = path.read_text().splitlines() if path.exists() else []
@@ -96,7 +112,13 @@ def cpu_flags(path: Path) -> set[str]:
 
 def _port(settings: Settings) -> tuple[Verdict, str]:
     server = settings.server
-    listen(server.host, server.port).close()
+    try:
+        listen(server.host, server.port).close()
+    except ResourceError as error:
+        url = f"http://{server.host}:{server.port}"
+        if not is_rackserve(url):
+            raise
+        return "bad", f"{error}; a rackserve answers there: `rackserve doctor --url {url}` looks at it"
     return "ok", f"{server.host}:{server.port} can be listened on" if server.port else "any free one will be taken"
 
 
@@ -192,6 +214,7 @@ def _disk(_: Settings) -> tuple[Verdict, str]:
 CHECKS: dict[str, Callable[[Settings], tuple[Verdict, str]]] = {
     "machine": _python,
     "torch": _torch,
+    "kernels": _kernels,
     "port": _port,
     "model": _model,
     "memory": _memory,

@@ -13,6 +13,7 @@ from rackserve.api.keys import KEY_VARIABLE
 
 TIMEOUT_S = 10.0
 ANSWER_S = 60.0
+PROBE_S = 0.5
 
 Verdict = Literal["ok", "note", "bad"]
 
@@ -50,6 +51,15 @@ def examine_server(url: str, key: str = "", transport: httpx.BaseTransport | Non
             yield models
             if models.verdict == "ok":
                 yield _answer(client, str(listed.json()["data"][0]["id"]))
+
+
+def is_rackserve(url: str) -> bool:
+    """Whether what answers at `url`, within half a second, tells its health as rackserve does."""
+    try:
+        told = httpx.get(f"{url}/health", timeout=PROBE_S, trust_env=False).json()
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, OSError):
+        return False
+    return isinstance(told, dict) and "ready" in told
 
 
 def _is_address(base: str) -> bool:

@@ -29,8 +29,9 @@ else
     "$python" -m venv .venv
     .venv/bin/pip install --quiet --disable-pip-version-check ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} "$TORCH"
 fi
-echo "set-up: installing rackserve and its tools"
+echo "set-up: installing rackserve and its tools, compiling the kernels"
 .venv/bin/pip install --quiet --disable-pip-version-check --editable '.[engine,dev]'
+.venv/bin/python -c 'from rackserve.kernels.cpu.library import found; print("set-up: native kernels:", found()[1])'
 echo "set-up: preparing the embedded model (93 MB, once per machine)"
 .venv/bin/python -m rackserve.model.embedded
 touch .venv/.ready

@@ -3,6 +3,7 @@ from __future__ import annotations
 import resource
 import socket
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -70,6 +71,28 @@ def test_few_open_files_mean_few_clients(most: int, verdict: str, monkeypatch: p
     limits = {resource.RLIMIT_NOFILE: (64, most), resource.RLIMIT_NPROC: free, resource.RLIMIT_AS: free}
     monkeypatch.setattr(resource, "getrlimit", limits.__getitem__)
     assert doctor._limits(SMALL)[0] == verdict
+
+
+@pytest.mark.parametrize(("kernels", "there", "verdict"), [
+    ("auto", True, "ok"), ("auto", False, "note"), ("native", False, "bad"), ("torch", True, "ok"), ("torch", False, "ok"),
+])  # fmt: skip
+def test_kernels_that_are_wanted_and_missing_are_told(
+    kernels: Any, there: bool, verdict: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rackserve.kernels.cpu.library.found", lambda: (there, "avx2" if there else "no compiler"))
+    asked = msgspec.structs.replace(SMALL, runner=RunnerSpec(kind="llama", kernels=kernels))
+    got = finding("kernels", asked)
+    assert got.verdict == verdict
+    assert got.text.startswith("not used: torch computes, as runner.kernels says") is (kernels == "torch")
+    assert finding("kernels").text == "not needed by the toy model"
+
+
+def test_a_port_that_a_rackserve_has_leads_to_looking_at_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        monkeypatch.setattr(doctor, "is_rackserve", lambda url: url == f"http://127.0.0.1:{port}")
+        got = finding("port", msgspec.structs.replace(SMALL, server=ServerConfig(port=port)))
+    assert got.verdict == "bad" and f"`rackserve doctor --url http://127.0.0.1:{port}` looks at it" in got.text
 
 
 def test_a_model_that_cannot_be_read_is_bad_and_the_rest_is_looked_at_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

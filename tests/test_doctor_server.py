@@ -9,7 +9,7 @@ import pytest
 
 from rackserve.api.keys import KEY_VARIABLE
 from rackserve.cli import main
-from rackserve.doctor_server import Finding, examine_server
+from rackserve.doctor_server import Finding, examine_server, is_rackserve
 
 MODELS = {"data": [{"id": "m", "max_model_len": 4096}]}
 UP = {"worker": "decode0", "state": "up"}
@@ -88,6 +88,17 @@ def test_what_is_wrong_is_named_with_its_remedy(server: Any, key: str, what: str
 def test_what_is_no_address_is_said_so(url: str) -> None:
     (found,) = examine_server(url)
     assert found.verdict == "bad" and "is no address" in found.text
+
+
+@pytest.mark.parametrize(("told", "is_one"), [({"ready": False}, True), ({"status": "ok"}, False), ([], False), (None, False)])
+def test_a_rackserve_is_known_by_how_it_tells_its_health(told: object, is_one: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def get(url: str, **_: object) -> httpx.Response:
+        if told is None:
+            raise httpx.ConnectError("refused")
+        return httpx.Response(200, json=told)
+
+    monkeypatch.setattr(httpx, "get", get)
+    assert is_rackserve("http://127.0.0.1:8000") is is_one
 
 
 def test_the_command_says_that_nobody_is_there(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

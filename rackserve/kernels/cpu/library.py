@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rackserve.base.errors import ConfigError
-from rackserve.kernels.cpu.build import BUILT
+from rackserve.kernels.cpu.build import BUILT, compiler
 from rackserve.kernels.cpu.packing import BF16, GROUP, LANES, Bytes
 
 ABI = 4
@@ -100,6 +100,19 @@ def find() -> Library | None:
     return None
 
 
+def found() -> tuple[bool, str]:
+    """Whether models can compute with kernels, and with which or why not, in words with the remedy. ConfigError as `find`."""
+    library = find()
+    if library is not None:
+        asked = os.environ.get(VARIABLE)
+        return True, f"{library.path}, {f'as {VARIABLE} says' if asked else 'the best of those built that this processor runs'}"
+    if os.environ.get(VARIABLE) == "none":
+        return False, f"none, as {VARIABLE} says: models are computed with torch, several times slower"
+    why = "none was built for this processor" if compiler() else "no compiler"
+    remedy = "" if compiler() else "install g++, then "
+    return False, f"{why}: models are computed with torch, several times slower; {remedy}python -m rackserve.kernels.cpu.build"
+
+
 def features() -> frozenset[str]:
     """Instruction sets of this processor, by the names of /proc/cpuinfo; empty where that does not exist."""
     try:
@@ -110,4 +123,4 @@ def features() -> frozenset[str]:
     return frozenset(line.partition(":")[2].split())
 
 
-__all__ = ["ABI", "BF16", "Library", "MatrixView", "features", "find", "view_of"]
+__all__ = ["ABI", "BF16", "Library", "MatrixView", "features", "find", "found", "view_of"]

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -82,3 +84,18 @@ def test_without_built_kernels_there_is_none(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setattr(library, "BUILT", tmp_path)
     monkeypatch.delenv(library.VARIABLE, raising=False)
     assert library.find.__wrapped__() is None
+
+
+def test_which_kernels_serve_or_why_none_do_is_told_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "compiler", lambda: None)
+    for loaded, variable, there, says in (
+        (SimpleNamespace(path="avx2"), "", True, "avx2, the best of those built"),
+        (SimpleNamespace(path="portable"), "portable", True, "portable, as RACKSERVE_KERNELS says"),
+        (None, "none", False, "none, as RACKSERVE_KERNELS says: models are computed with torch"),
+        (None, "", False, "no compiler: models are computed with torch, several times slower; install g++, then python -m"),
+    ):
+        monkeypatch.setenv(library.VARIABLE, variable)
+        monkeypatch.setattr(library, "find", lambda found=loaded: found)
+        assert library.found()[0] is there and says in library.found()[1]
+    monkeypatch.setattr(library, "compiler", lambda: "/usr/bin/g++")
+    assert library.found()[1].startswith("none was built for this processor: models") and "install" not in library.found()[1]
