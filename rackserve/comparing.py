@@ -66,6 +66,8 @@ def compare(options: argparse.Namespace) -> int:
     result = compare_curves(first, second, options.by, options.at, options.tolerance)
     console = Console()
     print_curves(result, console)
+    if told := one_seed_text((first, second), options.tolerance):
+        console.print(told, soft_wrap=True, highlight=False)
     costs = price_curves(first, second, result, options.price, options.requests_per_session) if options.price else {}
     if any(costs.values()):
         console.print(_cost_table(costs))
@@ -79,6 +81,25 @@ def compare(options: argparse.Namespace) -> int:
         _write(Path(options.out), [first, second], result, costs)
         console.print(f"report: {Path(options.out) / 'compare.html'}", highlight=False)
     return 0
+
+
+def one_seed_text(curves: tuple[Curve, Curve], tolerance: float) -> str:
+    """What the bounds leave out where a curve was simulated under one seed; empty if none was."""
+    found = {
+        name: curve.points for name, curve in zip("AB", curves, strict=True) if any(p.num_seeds == 1 for p in curve.points)
+    }
+    if not found:
+        return ""
+    halves = {
+        name: max(
+            ((p.seeds.per_gpu[1] - p.seeds.per_gpu[0]) / 2 / p.per_gpu for p in points if p.seeds and p.per_gpu), default=None
+        )
+        for name, points in found.items()
+    }
+    spread = " and ".join(f"±{half:.0%} of {name}'s throughput" for name, half in halves.items() if half is not None)
+    known = f", which sim gave as up to {spread}" if spread else ""
+    whose = "One seed each" if len(found) == 2 else f"One seed for {next(iter(found))}"
+    return f"{whose}: the bounds hold the curves' tolerance (±{tolerance:.0%} of speed), not the spread of draws{known}."
 
 
 def _curve(path: str, num_processes: int) -> Curve:

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from rackserve import comparing
-from rackserve.bench.frontier import Curve, OperatingPoint, write_frontier
+from rackserve.bench.frontier import Band, Curve, OperatingPoint, write_frontier
 from rackserve.bench.metrics import Throughput
 from rackserve.cli import main
 from tests.report.pair import NEW, OLD
@@ -98,6 +98,21 @@ def test_set_up_files_are_simulated_and_compared_like_results(
     code, out, _ = run(capsys, files[0], str(tmp_path / "mine.toml"), "--processes", "3")
     assert code == 0 and asked == ["mine.toml in 3"]
     assert "A = new, B = mine" in out and "B is simulated: not calibrated" in out and row(out, "peak")[3] == "2.71×"
+
+
+def test_bounds_of_one_seed_are_said_to_leave_out_the_spread_of_draws(
+    files: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    band = Band((9, 11), (600, 1400))
+    for seeds in (1, 5):
+        write_frontier(
+            tmp_path / f"{seeds}", Curve(f"s{seeds}", (OperatingPoint("x", 1, 10, 1000, seeds=band, num_seeds=seeds),))
+        )
+    one, five = str(tmp_path / "1"), str(tmp_path / "5")
+    held = "the bounds hold the curves' tolerance (±2% of speed), not the spread of draws, which sim gave as up to ±40% of"
+    assert f"One seed each: {held} A's throughput and ±40% of B's throughput." in run(capsys, one, one)[1]
+    assert f"One seed for B: {held} B's throughput." in run(capsys, five, one)[1]
+    assert "spread of draws" not in run(capsys, five, files[0])[1]
 
 
 def test_what_cannot_be_compared_is_named(files: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

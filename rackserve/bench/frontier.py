@@ -52,7 +52,8 @@ class OperatingPoint(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
     valid           False: the run broke a limit and is on no frontier
     utilisation     share of time in which prefill ranks computed; `saturation` says what that makes of the waiting times:
                     STABLE, SATURATED or OVERLOADED, as `bench.statistics.saturation`; empty: unknown
-    seeds, coefficients   where the point lies under other seeds, and if the cost model's coefficients are off
+    seeds, coefficients   where the point lies under other draws, and if the cost model's coefficients are off
+    num_seeds       runs under seeds of their own that the point is the mean of; 0: unknown, or measured
     trust           how far to believe the point, such as a simulated one's step-time error; empty for a measured one
     """
 
@@ -73,6 +74,7 @@ class OperatingPoint(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
     saturation: str = ""
     seeds: Band | None = None
     coefficients: Band | None = None
+    num_seeds: int = 0
 
     def __post_init__(self) -> None:
         for name in ("interactivity", "per_gpu"):

@@ -77,6 +77,7 @@ class PointResult(msgspec.Struct, frozen=True):
             saturation=self.saturation,
             seeds=Band((speed.low, speed.high), (rate.low, rate.high)) if speed and rate else None,
             coefficients=self.coefficients,
+            num_seeds=self.num_seeds,
         )
 
 
