@@ -76,8 +76,10 @@ class Placer:
         held, coming = self.index.match(call.chain), self.promises.match(call.chain)
         candidates = [self._candidate(call, rank, max(held.get(rank, 0), coming.get(rank, 0))) for rank in ranks]
         roomy = admissible(self._config.router, candidates)
-        if not roomy or decode == []:
-            return no_room(self._config.router, candidates if decode != [] else [])
+        if decode == []:
+            return no_room(self._config.router, [], "decode worker")
+        if not roomy:
+            return no_room(self._config.router, candidates, "worker" if decode is None else "prefill worker")
         chosen = self._policy.place(call.session, roomy)
         target = None if decode is None else self._place_decode(call, decode)
         self._attempts += 1

@@ -39,12 +39,12 @@ def is_full(config: RouterConfig, booked: Sequence[tuple[int, int]]) -> bool:
     return bool(taken) and all(taken)
 
 
-def no_room(config: RouterConfig, candidates: Sequence[Candidate]) -> Refusal:
-    """Why none of `candidates` is admissible."""
+def no_room(config: RouterConfig, candidates: Sequence[Candidate], kind: str = "prefill rank") -> Refusal:
+    """Why none of `candidates` is admissible. `kind`: what one of them is to people."""
     if not candidates:
-        return Refusal("unavailable", "no prefill rank is up")
+        return Refusal("unavailable", f"no {kind} is up")
     return Refusal(
         "overloaded",
-        f"the queues of all {len(candidates)} prefill ranks are full (router.max_queued_requests_per_rank = "
+        f"the queues of all {len(candidates)} {kind}s are full (router.max_queued_requests_per_rank = "
         f"{config.max_queued_requests_per_rank}, router.max_queued_tokens_per_rank = {config.max_queued_tokens_per_rank})",
     )

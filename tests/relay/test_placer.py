@@ -170,8 +170,8 @@ def test_full_workers_refuse_and_nothing_is_booked() -> None:
     bookings = [placed(placer, call([1, 2, 3])) for _ in RANKS]
     refusal = placer.place(call([1, 2, 3]), RANKS)
     assert isinstance(refusal, Refusal)
-    assert refusal.code == "overloaded"
-    assert isinstance(placer.place(call([1]), []), Refusal)
+    assert refusal.code == "overloaded" and refusal.detail.startswith(f"the queues of all {len(RANKS)} workers are full")
+    assert placer.place(call([1]), []) == Refusal("unavailable", "no worker is up")
     for booking in bookings:
         placer.end(booking)
     assert placer.is_quiet
@@ -189,7 +189,8 @@ def test_a_pair_books_both_halves_and_its_prefill_half_ends_first() -> None:
     assert placer.move_decode(first, decode[1:])
     assert placer.decode_load.outstanding(decode[1]) == 26
     assert not placer.move_decode(first, [])
-    assert isinstance(placer.place(call([1]), RANKS[:1], []), Refusal)
+    assert placer.place(call([1]), RANKS[:1], []) == Refusal("unavailable", "no decode worker is up")
+    assert placer.place(call([1]), [], decode) == Refusal("unavailable", "no prefill worker is up")
     placer.end(first)
     placer.end(second)
     assert placer.is_quiet

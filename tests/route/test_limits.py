@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from rackserve.base.ids import Rank
 from rackserve.route.cost import Candidate
-from rackserve.route.limits import admissible, is_full, no_room
+from rackserve.route.limits import Refusal, admissible, is_full, no_room
 from rackserve.route.load import LoadBook
 from rackserve.route.placement import RouterConfig
 
@@ -65,4 +65,5 @@ def test_a_rack_is_full_exactly_when_the_smallest_request_finds_no_room(
 
 
 def test_no_rank_at_all_is_said_to_be_so() -> None:
-    assert no_room(RouterConfig(), []).code == "unavailable"
+    assert no_room(RouterConfig(), []) == Refusal("unavailable", "no prefill rank is up")
+    assert no_room(RouterConfig(), [], "worker").detail == "no worker is up"
