@@ -51,6 +51,11 @@ class Broken(Exception):
     """An answer broke off after the client had got its beginning."""
 
 
+def outcome_of(status: int) -> str:
+    """What an answer of this status that came whole is counted as."""
+    return "failed" if status >= 500 else "worker_refused" if status >= 400 else "finished"
+
+
 class Forward:
     """An ASGI application for one path whose answers come from whole workers. Subclasses ask pairs of them."""
 
@@ -124,7 +129,7 @@ class Forward:
                         relay.metrics.placing.observe(asyncio.get_running_loop().time() - arrived)
                     try:
                         await self.attempt(passage, raw, booking, arrived)
-                        return "finished"
+                        return outcome_of(passage.status)
                     except Unanswered as refused:
                         tried.append(refused.worker)
                         if not self.blame(refused, len(tried)):

@@ -8,8 +8,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from rackserve.api import metrics as api_metrics
 
-OUTCOMES = ("finished", "failed", "refused", "hung_up")
-"""How requests end: with the worker's whole answer (of whatever status), broken off or without one, refused here, or left."""
+OUTCOMES = ("finished", "failed", "refused", "worker_refused", "hung_up")
+"""How requests end: with a worker's whole answer; broken off, given up after tries, or with a status of 500 or more; refused
+here; refused by a worker, with a status below 500; or left by the client."""
 
 FAILURES = ("no_answer", "broken_off", "status_429", "status_502", "status_503", "status_504")
 _FIRST_BYTE_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)

@@ -17,13 +17,14 @@ RANK_HEADER = "x-data-parallel-rank"
 
 
 class Passage(Exchange):
-    """An exchange whose answer is somebody else's."""
+    """An exchange whose answer is somebody else's. `status`: of the answer, 0 before it began."""
 
-    __slots__ = ("_is_stream",)
+    __slots__ = ("_is_stream", "status")
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, limits: Limits) -> None:
         super().__init__(scope, receive, send, limits)
         self._is_stream = False
+        self.status = 0
 
     @property
     def dp_rank(self) -> int | None:
@@ -49,7 +50,7 @@ class Passage(Exchange):
 
     async def begin(self, status: int, headers: RawHeaders) -> None:
         """Send the head of the worker's answer."""
-        self.started = True
+        self.started, self.status = True, status
         self._is_stream = any(name == b"content-type" and b"event-stream" in value for name, value in headers)
         await self._put({"type": "http.response.start", "status": status, "headers": list(headers)})
 

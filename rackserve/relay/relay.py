@@ -22,7 +22,7 @@ from rackserve.relay.feed import EventFeed
 from rackserve.relay.ledger import BlockLedger
 from rackserve.relay.metrics import RelayMetrics
 from rackserve.relay.placer import Booking, Placer
-from rackserve.relay.prompts import Call, PromptReader, fields_of, text_of
+from rackserve.relay.prompts import Call, PromptReader, fields_of
 from rackserve.relay.rendering import DIALECTS, Rendering
 from rackserve.relay.upstream import Upstream
 from rackserve.relay.usage import Usage
@@ -106,11 +106,16 @@ class Relay:
         return not self.draining and roles == {worker.config.role for worker in self.fleet.workers if worker.up}
 
     def salted(self, path: str, raw: bytes, caller: Caller) -> bytes:
-        """The body, with a cache salt of the caller's tenant if it has one. Raises RequestError (400) if it is no object."""
+        """The body, with a cache salt of the caller's tenant if it has one. Raises RequestError (400) if it is no object, or if
+        the salt that it asks for is no text.
+        """
         if not caller.tenant or path not in DIALECTS:
             return raw
         fields = fields_of(raw)
-        asked = text_of(fields, "cache_salt")
+        try:
+            asked = msgspec.json.decode(fields.get("cache_salt", b"null"), type=str | None) or ""
+        except msgspec.MsgspecError as error:
+            raise RequestError(f"cache_salt: {error}", param="cache_salt", code="invalid_type") from error
         fields["cache_salt"] = msgspec.Raw(msgspec.json.encode(salt_of(self.door.secret, caller.tenant, asked)))
         return msgspec.json.encode(fields)
 

@@ -95,6 +95,19 @@ def test_a_tenant_s_prompts_are_salted_for_the_workers_and_share_nothing_with_an
     run(test)
 
 
+def test_a_tenant_s_salt_that_is_no_text_is_refused_as_a_server_refuses_it() -> None:
+    async def test() -> None:
+        async with routing(1, door=Door(KEYS)) as rig:
+            for salt in (5, ["own"], {}, True):
+                told = await rig.post({**WHOLE, "cache_salt": salt}, authorization="Bearer alice")
+                error = told.json()["error"]
+                assert (told.status_code, error["param"], error["code"]) == (400, "cache_salt", "invalid_type")
+            assert not rig.workers[0].seen
+            assert (await rig.post({**WHOLE, "cache_salt": None}, authorization="Bearer alice")).status_code == 200
+
+    run(test)
+
+
 def test_health_keeps_its_details_from_those_without_a_key() -> None:
     async def test() -> None:
         async with routing(1, door=Door(KEYS)) as rig:

@@ -10,6 +10,7 @@ import pytest
 
 from rackserve.relay.config import Retries, RouteConfig, Waits
 from rackserve.relay.http import PATHS
+from rackserve.relay.metrics import OUTCOMES
 from rackserve.relay.prompts import PromptReader
 from rackserve.route.placement import RouterConfig
 from tests.relay.rig import PROMPT, WAITS, Rig, routing, run, until
@@ -59,6 +60,9 @@ def test_what_a_worker_says_of_a_request_is_the_clients_answer(status: int) -> N
             assert answer.json()["error"]["message"] == f"stub says {status}"
             assert sum(len(worker.seen) for worker in rig.workers) == 1
             assert rig.count("retries") == 0
+            await rig.quiet()
+            counted = {outcome for outcome in OUTCOMES if rig.count("requests", outcome)}
+            assert counted == {"failed" if status == 500 else "worker_refused"}
 
     run(test)
 
