@@ -67,4 +67,4 @@ def _reload(door: Door) -> None:
     except RackserveError as error:
         _log.warning("the key file is not taken over: %s", error)
     else:
-        _log.info("the key file was read again; keys that are gone: %d", len(gone))
+        _log.info("the key file was read again; keys: %d, gone: %d", len(door.keys), len(gone))

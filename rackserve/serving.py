@@ -367,7 +367,8 @@ def _reload(keys: KeyRing, sessions: Sessions) -> None:
         log.warning("the key file is not taken over: %s", error)
         return
     sessions.end_of(gone)
-    log.info("the key file was read again", extra={FIELDS: {"removed": len(gone)}})
+    log.info("the key file was read again", extra={FIELDS: {"keys": len(keys), "removed": len(gone)}})
+    print(f"the key file was read again; keys: {len(keys)}, gone: {len(gone)}", flush=True)  # however little is logged
 
 
 def _can_serve(ranks: Sequence[RankStatus]) -> bool:

@@ -81,7 +81,10 @@ def test_a_key_that_is_taken_out_of_the_file_is_not_known_after_a_hang_up_signal
 
             async with httpx.AsyncClient(timeout=10, trust_env=False, transport=httpx.AsyncHTTPTransport(retries=3)) as client:
                 assert (await status(first), await status(second)) == (200, 401)
-                for text, told, expected in (("no TOML [", "not taken over", (200, 401)), (other, "gone: 1", (401, 200))):
+                for text, told, expected in (
+                    ("no TOML [", "not taken over", (200, 401)),
+                    (other, "keys: 1, gone: 1", (401, 200)),
+                ):
                     file.write_text(text)
                     process.send_signal(signal.SIGHUP)
                     while told not in (await process.stderr.readline()).decode():

@@ -77,8 +77,9 @@ class KeyRing:
         self._take(entries)
         return frozenset(entry.name for entry in before.difference(entries))
 
-    def __bool__(self) -> bool:
-        return bool(self._entries)
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self._entries)
 
     def find(self, key: str) -> Caller | None:
         """Whose key this is. Takes the same time whichever key it is, and whether or not it is one."""

@@ -77,7 +77,7 @@ def test_a_key_file_is_read_again_and_says_which_keys_are_not_what_they_were(tmp
     new, new_entry = new_key("changed", "t")
     added, added_entry = new_key("added")
     path.write_text(kept_entry + new_entry + added_entry)
-    assert ring.reload() == {"gone", "changed"}
+    assert len(ring) == 4 and ring.reload() == {"gone", "changed"} and len(ring) == 4
     assert [ring.find(key) is not None for key in (kept, gone, old, new, added, "given-key")] == [True, False, False] + [
         True
     ] * 3

@@ -40,6 +40,7 @@ def test_keys_come_and_go_while_an_answer_streams(tmp_path: Path, digest: list[s
 
         await until(taken_over, 10, "the new key is known")
         assert await status_of(first) == 401, "and the old one is not"
+        assert rack.command.said("the key file was read again").strip().endswith("keys: 1, gone: 1")
         path.write_text("[[keys")
         rack.command.signal(signal.SIGHUP)
 
