@@ -106,12 +106,14 @@ class Guard:
             text = f"more than {MAX_HEADERS} headers or {MAX_HEADER_BYTES} bytes of them"
             raise RequestError(text, code="headers_too_large", status=431)
         headers = Headers(scope=scope)
+        key = key_in(headers) if self._keys else ""
+        caller = self._keys.find(key) if key else self._sessions.find(headers) if self._keys else None
+        if caller is not None:
+            scope["caller"] = caller  # whose it was is told of what is refused, too
         self._check_origin(headers)
         method, path = scope["method"], scope["path"]
         if not self._keys:
             return Caller(admin=True)
-        key = key_in(headers)
-        caller = self._keys.find(key) if key else self._sessions.find(headers)
         if (("GET" if method == "HEAD" else method), path) in self._open:
             return caller or Caller()
         if caller is None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from typing import Any
 
 import httpx
@@ -9,7 +10,9 @@ from starlette.routing import Route
 
 from rackserve.api.call import Caller
 from rackserve.api.guard import COOKIE, MAX_SESSIONS, OPEN, Guard, Sessions
+from rackserve.api.journal import RefusalLog
 from rackserve.api.keys import KeyEntry, KeyRing
+from rackserve.api.logs import FIELDS
 from tests.api.rig import Rig, run, text
 
 KEYS = KeyRing(
@@ -83,6 +86,20 @@ def test_a_key_names_its_tenant_and_only_some_are_admins() -> None:
     assert knock("GET", "/v1/models", {"x-api-key": "u"})[1].callers == [Caller("team", False, "user")]
     assert knock("POST", "/admin/drain", {"x-api-key": "u"})[0] == 403
     assert knock("POST", "/admin/drain", {"x-api-key": "r"})[0] == 200
+
+
+@pytest.mark.parametrize("headers", [{"host": "rig"}, {"host": "rig", "origin": "http://evil"}])
+def test_the_log_names_the_key_of_what_the_door_refuses(headers: dict[str, str], caplog: pytest.LogCaptureFixture) -> None:
+    async def scene() -> None:
+        app = RefusalLog(Guard(Inside(), KEYS, Sessions()), [].append)
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://rig") as client:
+            assert (await client.post("/admin/drain", headers={**headers, "x-api-key": "u"})).status_code == 403
+
+    caplog.set_level(logging.INFO, "rackserve.requests")
+    run(scene())
+    (record,) = caplog.records
+    fields = getattr(record, FIELDS)
+    assert (fields["status"], fields["key"]) == (403, "user")
 
 
 def test_without_keys_everyone_is_the_only_tenant() -> None:
