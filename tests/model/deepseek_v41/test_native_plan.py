@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import pytest
 import torch
 from msgspec import structs
@@ -9,6 +11,7 @@ from msgspec import structs
 from rackserve.base.errors import ConfigError
 from rackserve.kernels.cpu import v41_packing
 from rackserve.kernels.cpu.v41 import NUMBERS, SIZES
+from rackserve.kernels.cpu.v41_tuning import ALL_ON
 from rackserve.model.deepseek_v41.native_plan import make_plan, packed
 from rackserve.model.deepseek_v41.weights import Matrix, Packed, load_weights
 from tests.model.deepseek_v41.golden import BLOCK_TOKENS, CONFIG, FILES, LAYOUT
@@ -18,7 +21,8 @@ WEIGHTS = load_weights(FILES.path, CONFIG, memory="stored")
 
 def test_every_size_is_given_and_sources_lie_where_the_layout_has_them() -> None:
     plan = make_plan(CONFIG, WEIGHTS, BLOCK_TOKENS, round_inputs=False)
-    assert set(plan.sizes) == {*SIZES, *NUMBERS} - {"max_rows", "experts"}
+    given_by_the_step = {"max_rows", "experts", *asdict(ALL_ON)}
+    assert set(plan.sizes) == {*SIZES, *NUMBERS} - given_by_the_step
     places, at = {}, 0
     for group in LAYOUT.groups:
         places[group.name] = at
