@@ -15,7 +15,7 @@ from rackserve.base.errors import ConfigError
 from rackserve.kernels.cpu.build import BUILT, compiler
 from rackserve.kernels.cpu.packing import BF16, GROUP, LANES, Bytes
 
-ABI = 4
+ABI = 5
 
 NEEDED: dict[str, frozenset[str]] = {
     "avx512": frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "f16c", "fma"}),
@@ -65,7 +65,7 @@ class Library:
         return tuple(names)
 
     def product(self, packed: Bytes, kind: int, rows: Floats) -> Floats:
-        """`rows` [n, inputs] times the matrix: float32 [n, outputs]. Quantised kinds round rows to 16 bits."""
+        """`rows` [n, inputs] times the matrix: float32 [n, outputs]. Q4 and Q8 round rows to 16 bits, Q4_EIGHT to 8."""
         view = view_of(packed, kind)
         out = np.empty((len(rows), view.outputs), np.float32)
         given = np.ascontiguousarray(rows, np.float32)

@@ -16,7 +16,8 @@ from rackserve.base.errors import ConfigError
 
 LANES = 16
 GROUP = 32
-Q4, Q8, BF16 = 0, 1, 2
+Q4, Q8, BF16, Q4_EIGHT = 0, 1, 2, 3
+"""`Kind` of src/matrix.h. Q4_EIGHT is packed as Q4; what is multiplied by it is rounded to 8 bits instead of 16."""
 
 Bytes = NDArray[np.uint8]
 

@@ -13,12 +13,22 @@ from tests.kernels.cpu.variants import ALL, KINDS, load
 SHAPES = [(16, 32, 1), (48, 96, 3), (32, 576, 7), (64, 64, 8), (16, 128, 12), (16, 128, 13), (80, 64, 24), (48, 608, 110)]
 
 
-def rounded(rows: Floats) -> np.ndarray:
-    """Rows as the quantised kinds see them: 16 bits, the largest number of a row being 32512, in float64."""
+def rounded(rows: Floats, kind: str) -> tuple[np.ndarray, np.ndarray]:
+    """Rows as a kind sees them, in float64, and by how much a number that lies between two steps may differ.
+
+    16 bits, the largest number of a row being 32512; with "8 bits" 127 and group by group, but 16 bits in groups that reach
+    further than 8 times the row's root mean square.
+    """
     wide = rows.astype(np.float64)
-    most = np.abs(wide).max(-1, keepdims=True)
-    scale = np.where(most > 0, most / 32512, 1)
-    return np.rint(wide / scale) * scale
+    if kind == "bf16":
+        return wide, np.zeros_like(wide)
+    groups = wide.reshape(len(rows), -1, 32 if "8 bits" in kind else rows.shape[1])
+    most = np.abs(groups).max(-1, keepdims=True)
+    apart = most > 8 * np.sqrt((wide**2).mean(-1))[:, None, None]
+    step = np.where(most > 0, most, 1) / np.where(apart | ("8 bits" not in kind), 32512, 127)
+    whole = groups / step
+    between = np.abs(np.abs(whole - np.rint(whole)) - 0.5) < 0.01
+    return (np.rint(whole) * step).reshape(rows.shape), (between * step).reshape(rows.shape)
 
 
 @ALL
@@ -28,16 +38,19 @@ def test_products_are_those_of_float64(name: str, kind: str, outputs: int, input
     make, pack, code = KINDS[kind]
     rng = np.random.default_rng(outputs + inputs + rows)
     stored, matrix = make(rng, outputs, inputs)
-    given = rng.standard_normal((rows, inputs)).astype(np.float32) * rng.choice([0.0, 1e-3, 1.0, 50.0], (rows, 1)).astype(
-        np.float32
-    )
+    given = some_rows(rng, rows, inputs)
     found = load(name).product(pack(stored), code, given)  # type: ignore[operator]
-    seen = given.astype(np.float64) if kind == "bf16" else rounded(given)
+    seen, between = rounded(given, kind)
     wanted = seen @ matrix.T.astype(np.float64)
-    # A value that lies between two of its steps may round to either.
-    slack = 0 if kind == "bf16" else np.abs(given).max(-1, keepdims=True) / 32512 * np.abs(matrix).max() * 2
     size = np.abs(seen) @ np.abs(matrix.T).astype(np.float64)
-    assert (np.abs(found - wanted) <= size * 1e-6 * np.sqrt(inputs) + slack + 1e-9).all()
+    assert (np.abs(found - wanted) <= size * 1e-6 * np.sqrt(inputs) + between @ np.abs(matrix.T) + 1e-9).all()
+
+
+def some_rows(rng: np.random.Generator, rows: int, inputs: int) -> Floats:
+    """Small, large and zero rows; in every other one a number or two stick out."""
+    given = rng.standard_normal((rows, inputs)) * rng.choice([0.0, 1e-3, 1.0, 50.0], (rows, 1))
+    given[::2, rng.integers(0, inputs, 2)] *= 40
+    return given.astype(np.float32)
 
 
 @ALL
@@ -46,7 +59,7 @@ def test_a_row_has_the_same_bits_alone_and_beside_others(name: str, kind: str) -
     make, pack, code = KINDS[kind]
     rng = np.random.default_rng(3)
     stored, _ = make(rng, 48, 160)
-    packed, rows = pack(stored), rng.standard_normal((19, 160)).astype(np.float32)  # type: ignore[operator]
+    packed, rows = pack(stored), some_rows(rng, 19, 160)  # type: ignore[operator]
     whole = load(name).product(packed, code, rows)
     for first, end in [(0, 1), (0, 8), (3, 10), (7, 19), (18, 19), (1, 5), (2, 13), (0, 12), (0, 13)]:
         assert np.array_equal(load(name).product(packed, code, rows[first:end]), whole[first:end])
@@ -54,8 +67,9 @@ def test_a_row_has_the_same_bits_alone_and_beside_others(name: str, kind: str) -
 
 @ALL
 @pytest.mark.parametrize("rows", [1, 14])
-def test_numbers_too_small_to_count_give_zeros(name: str, rows: int) -> None:
-    make, pack, code = KINDS["q4_1"]
+@pytest.mark.parametrize("kind", ["q4_1", "q4_1, 8 bits"])
+def test_numbers_too_small_to_count_give_zeros(name: str, rows: int, kind: str) -> None:
+    make, pack, code = KINDS[kind]
     stored, _ = make(np.random.default_rng(4), 16, 64)
     tiny = np.full((rows, 64), 1e-38, np.float32)
     assert not load(name).product(pack(stored), code, tiny).any()  # type: ignore[operator]

@@ -57,6 +57,7 @@ def bf16(rng: np.random.Generator, outputs: int, inputs: int) -> tuple[np.ndarra
 
 KINDS = {
     "q4_1": (q4_1, packing.pack_q4_1, packing.Q4),
+    "q4_1, 8 bits": (q4_1, packing.pack_q4_1, packing.Q4_EIGHT),
     "q8_0": (q8_0, packing.pack_q8_0, packing.Q8),
     "bf16": (bf16, packing.pack_bf16, library.BF16),
 }

@@ -9,9 +9,20 @@ namespace rackserve {
 namespace {
 
 constexpr int STEPS = GROUP / 2;                    // pairs of a group
+constexpr int QUADS = GROUP / 4;
 constexpr int CHUNK = 9;                            // groups
 constexpr int SPAN = 8 * ROW_BLOCK;                 // rows
 constexpr size_t TILE_BYTES = STEPS * 64 + 2 * 64;  // a group of one unpacked tile: pairs, scales, offsets
+constexpr size_t EIGHT_BYTES = QUADS * 64 + 2 * 64;
+
+constexpr size_t unpacked_bytes(int kind) { return kind == Q4_EIGHT ? EIGHT_BYTES : TILE_BYTES; }
+
+// A block of rows from some group on.
+struct Block {
+    const int32_t *pairs, *lows;
+    const float *sums, *scales;
+    const uint8_t* fine;
+};
 
 // sum + products of the two 16-bit numbers in each lane.
 inline I32 dot(I32 sum, I32 a, I32 b) {
@@ -30,13 +41,31 @@ inline I32 dot(I32 sum, I32 a, I32 b) {
 #endif
 }
 
+// Bytes 0 and 2 of each lane, signed, as 16-bit numbers.
+inline I32 pairs_of(I32 bytes) { return ((I32)((U32)bytes << 24) >> 24 & 0xffff) | ((I32)((U32)bytes << 8) >> 24 << 16); }
+
+// sum + products of the four unsigned bytes in each lane of `u` with those signed in `s`.
+inline I32 dot_bytes(I32 sum, I32 u, I32 s) {
+#if defined(__AVX512VNNI__)
+    return (I32)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)u, (__m512i)s);
+#else
+    return dot(dot(sum, (I32)((U32)u & 0x00ff00ff), pairs_of(s)), (I32)((U32)u >> 8 & 0x00ff00ff), pairs_of((I32)((U32)s >> 8)));
+#endif
+}
+
 // A group of a tile -> [STEPS][16 lanes] pairs, then 16 scales and 16 offsets as floats. Bytes 0 and 2 of a quad are a pair, and 1 and 3.
+// Q4_EIGHT: [QUADS][16 lanes] quads instead.
 void unpack(const uint8_t* tile, int kind, uint8_t* to, int apart) {
     auto put = [&](int step, U32 pairs) { store(to + size_t(step) * apart * 64, pairs); };
-    uint8_t* last = to + size_t(STEPS) * apart * 64;
-    if (kind == Q4) {
+    uint8_t* last = to + size_t(kind == Q4_EIGHT ? QUADS : STEPS) * apart * 64;
+    if (kind != Q8) {
         for (int quad = 0; quad < 4; quad++) {
             const U32 packed = load<U32>(tile + 64 * quad);
+            if (kind == Q4_EIGHT) {
+                put(quad, packed & 0x0f0f0f0f);
+                put(quad + 4, (packed >> 4) & 0x0f0f0f0f);
+                continue;
+            }
             put(2 * quad, packed & 0x000f000f);
             put(2 * quad + 1, (packed >> 8) & 0x000f000f);
             put(2 * quad + 8, (packed >> 4) & 0x000f000f);
@@ -57,7 +86,9 @@ void unpack(const uint8_t* tile, int kind, uint8_t* to, int apart) {
 
 // A block of ROWS rows over `groups` groups of WIDTH unpacked tiles, onto `totals`.
 template <int ROWS, int WIDTH, bool OFFSETS>
-void meet(const uint8_t* panel, int groups, const int32_t* pairs, const float* sums, F32* totals) {
+void meet(const uint8_t* panel, int groups, const Block& block, F32* totals) {
+    const int32_t* pairs = block.pairs;
+    const float* sums = block.sums;
     F32 total[ROWS][WIDTH];
 #pragma GCC unroll 12
     for (int r = 0; r < ROWS; r++)
@@ -92,11 +123,78 @@ void meet(const uint8_t* panel, int groups, const int32_t* pairs, const float* s
         for (int w = 0; w < WIDTH; w++) totals[r * WIDTH + w] = total[r][w];
 }
 
-template <int WIDTH> using Meet = void (*)(const uint8_t*, int, const int32_t*, const float*, F32*);
+// Adds the products of one group's quads onto `whole`.
+template <int ROWS, int WIDTH> inline void add_quads(const uint8_t* panel, const int32_t* quads, I32 (&whole)[ROWS][WIDTH]) {
+#pragma GCC unroll 1
+    for (int step = 0; step < QUADS; step++) {
+        I32 weights[WIDTH];
+        __builtin_prefetch(quads + (ROWS + step) * QUADS);
+#pragma GCC unroll 2
+        for (int w = 0; w < WIDTH; w++) weights[w] = load<I32>(panel + (step * WIDTH + w) * 64);
+#pragma GCC unroll 12
+        for (int r = 0; r < ROWS; r++) {
+            const I32 row = I32{} + quads[r * QUADS + step];
+#pragma GCC unroll 2
+            for (int w = 0; w < WIDTH; w++) whole[r][w] = dot_bytes(whole[r][w], weights[w], row);
+        }
+    }
+}
 
-template <int WIDTH, int... LESS> constexpr Meet<WIDTH> choose(int rows, bool offsets, std::integer_sequence<int, LESS...>) {
-    constexpr Meet<WIDTH> with[] = {meet<LESS + 1, WIDTH, true>...}, without[] = {meet<LESS + 1, WIDTH, false>...};
-    return (offsets ? with : without)[rows - 1];
+// As `meet`, for Q4_EIGHT. Where one row of a group has lows, all rows take that way: to others it adds nothing.
+template <int ROWS, int WIDTH> void meet_eight(const uint8_t* panel, int groups, const Block& block, F32* totals) {
+    F32 total[ROWS][WIDTH];
+#pragma GCC unroll 12
+    for (int r = 0; r < ROWS; r++)
+        for (int w = 0; w < WIDTH; w++) total[r][w] = totals[r * WIDTH + w];
+    for (int group = 0; group < groups; group++, panel += WIDTH * EIGHT_BYTES) {
+        const float *scales = block.scales + group * ROWS, *sums = block.sums + group * ROWS;
+        const auto close = [&](const I32(&whole)[ROWS][WIDTH], float unit) {
+            F32 scale[WIDTH], offset[WIDTH];
+#pragma GCC unroll 2
+            for (int w = 0; w < WIDTH; w++)
+                scale[w] = load<F32>(panel + (QUADS * WIDTH + w) * 64), offset[w] = load<F32>(panel + ((QUADS + 1) * WIDTH + w) * 64);
+#pragma GCC unroll 12
+            for (int r = 0; r < ROWS; r++) {
+                const F32 factor = splat(scales[r] * unit), sum = splat(sums[r]);
+#pragma GCC unroll 2
+                for (int w = 0; w < WIDTH; w++) {
+                    total[r][w] = fma(to_float(whole[r][w]) * factor, scale[w], total[r][w]);
+                    total[r][w] = fma(offset[w], sum, total[r][w]);
+                }
+            }
+        };
+        I32 whole[ROWS][WIDTH] = {};
+        bool fine = false;
+        for (int r = 0; r < ROWS; r++) fine |= block.fine[group * ROWS + r] != 0;
+        add_quads<ROWS, WIDTH>(panel, block.pairs + group * ROWS * QUADS, whole);
+        if (!fine) {
+            close(whole, 1.0f);
+            continue;
+        }
+        for (int r = 0; r < ROWS; r++)
+            for (int w = 0; w < WIDTH; w++) whole[r][w] = whole[r][w] << 8;
+        add_quads<ROWS, WIDTH>(panel, block.lows + group * ROWS * QUADS, whole);
+        close(whole, 1.0f / 256);
+    }
+#pragma GCC unroll 12
+    for (int r = 0; r < ROWS; r++)
+        for (int w = 0; w < WIDTH; w++) totals[r * WIDTH + w] = total[r][w];
+}
+
+template <int WIDTH> using Meet = void (*)(const uint8_t*, int, const Block&, F32*);
+
+template <int WIDTH, int... LESS> constexpr Meet<WIDTH> choose(int rows, int kind, std::integer_sequence<int, LESS...>) {
+    constexpr Meet<WIDTH> q4[] = {meet<LESS + 1, WIDTH, true>...}, q8[] = {meet<LESS + 1, WIDTH, false>...},
+                          eight[] = {meet_eight<LESS + 1, WIDTH>...};
+    return (kind == Q4 ? q4 : kind == Q8 ? q8 : eight)[rows - 1];
+}
+
+// A block of `count` rows from row `row` on, from group `group` on.
+Block block_at(const ManyInputs& in, int kind, int row, int count, int groups, int group) {
+    const size_t all = size_t(row) * groups, at = all + size_t(group) * count;
+    if (kind != Q4_EIGHT) return {in.pairs + at * STEPS, nullptr, in.sums + at, nullptr, nullptr};
+    const int32_t* highs = in.pairs + all * STEPS + size_t(group) * count * QUADS;
+    return {highs, highs + size_t(count) * groups * QUADS, in.sums + at, in.scales + at, in.fine + at};
 }
 
 // All rows with the tiles numbered `chosen`; done(row, sums) writes at place(row), which is asked for before. Some groups of some rows at a time: those groups stay in the first cache
@@ -104,11 +202,11 @@ template <int WIDTH, int... LESS> constexpr Meet<WIDTH> choose(int rows, bool of
 template <int WIDTH, class Place, class Done>
 void tiles(Panel& panel, const Matrix& m, const ManyInputs& in, int rows, const int (&chosen)[WIDTH], Place place, Done done) {
     const int groups = m.inputs / GROUP, chunks = (groups + CHUNK - 1) / CHUNK, chunk = (groups + chunks - 1) / chunks;
-    const size_t bytes = group_bytes(m.kind);
+    const size_t bytes = group_bytes(m.kind), unpacked = WIDTH * unpacked_bytes(m.kind);
     for (int w = 0; w < WIDTH; w++) {
         const uint8_t* tile = m.data + size_t(chosen[w]) * groups * bytes;
         for (int group = 0; group < groups; group++)
-            unpack(tile + group * bytes, m.kind, panel.data() + group * WIDTH * TILE_BYTES + w * 64, WIDTH);
+            unpack(tile + group * bytes, m.kind, panel.data() + group * unpacked + w * 64, WIDTH);
     }
     for (int first = 0; first < rows; first += SPAN) {
         F32 totals[SPAN][WIDTH] = {};
@@ -116,11 +214,10 @@ void tiles(Panel& panel, const Matrix& m, const ManyInputs& in, int rows, const 
         for (int group = 0; group < groups; group += chunk)
             for (int row = first; row < end; row += ROW_BLOCK) {
                 const int count = std::min(ROW_BLOCK, end - row), now = std::min(chunk, groups - group);
-                const size_t at = size_t(row) * groups + size_t(group) * count;
                 for (int r = 0; group + chunk >= groups && r < count; r++)
                     for (int w = 0; w < WIDTH; w++) __builtin_prefetch(place(row + r) + w * LANES, 1);
-                const auto meet = choose<WIDTH>(count, m.kind == Q4, std::make_integer_sequence<int, ROW_BLOCK>{});
-                meet(panel.data() + group * WIDTH * TILE_BYTES, now, in.pairs + at * STEPS, in.sums + at, totals[row - first]);
+                const auto meet = choose<WIDTH>(count, m.kind, std::make_integer_sequence<int, ROW_BLOCK>{});
+                meet(panel.data() + group * unpacked, now, block_at(in, m.kind, row, count, groups, group), totals[row - first]);
             }
         for (int row = first; row < end; row++) done(row, totals[row - first]);
     }
@@ -132,7 +229,7 @@ void plain(Panel& panel, const Matrix& m, const ManyInputs& in, int rows, int ou
     for (int w = 0; w < WIDTH; w++) chosen[w] = output / LANES + w;
     const auto place = [&](int row) { return out + size_t(row) * stride + output; };
     tiles<WIDTH>(panel, m, in, rows, chosen, place, [&](int row, const F32* totals) {
-        for (int w = 0; w < WIDTH; w++) finish(place(row) + w * LANES, totals[w], in.scales[row], add);
+        for (int w = 0; w < WIDTH; w++) finish(place(row) + w * LANES, totals[w], has_row_scales(m) ? in.scales[row] : 1.0f, add);
     });
 }
 
@@ -140,18 +237,37 @@ void plain(Panel& panel, const Matrix& m, const ManyInputs& in, int rows, int ou
 
 Panel::Panel(int inputs) : bytes_(size_t(inputs / GROUP) * TILES * TILE_BYTES) {}
 
-void quantise_many(const float* values, int inputs, int row, int count, const ManyInputs& to) {
-    const int first = row / ROW_BLOCK * ROW_BLOCK, rows = std::min(ROW_BLOCK, count - first), groups = inputs / GROUP;
-    int32_t* pairs = to.pairs + (size_t(first) * groups + row - first) * STEPS;
-    float* sums = to.sums + size_t(first) * groups + row - first;
-    const Rounding rounding(values, inputs);
+void quantise_many(const float* values, const Matrix& m, int row, int count, const ManyInputs& to) {
+    const int first = row / ROW_BLOCK * ROW_BLOCK, rows = std::min(ROW_BLOCK, count - first), groups = m.inputs / GROUP;
+    const size_t all = size_t(first) * groups;
+    I32 whole[2];
+    if (m.kind == Q4_EIGHT) {
+        GroupRounding rounding(values, m.inputs);
+        int32_t* highs = to.pairs + all * STEPS + (row - first) * QUADS;
+        int32_t* lows = highs + size_t(rows) * groups * QUADS;
+        size_t at = all + row - first;
+        for (int group = 0; group < groups; group++, highs += rows * QUADS, lows += rows * QUADS, at += rows) {
+            rounding.group(values + group * GROUP, whole);
+            for (int half = 0; half < 2; half++) {
+                const I32 high = (whole[half] + 128) >> 8;
+                store(highs + half * 4, __builtin_convertvector(high, I8));
+                store(lows + half * 4, __builtin_convertvector(whole[half] - (high << 8), I8));
+            }
+            to.scales[at] = rounding.scale;
+            to.sums[at] = rounding.sum;
+            to.fine[at] = rounding.fine;
+        }
+        return;
+    }
+    int32_t* pairs = to.pairs + (all + row - first) * STEPS;
+    float* sums = to.sums + all + row - first;
+    const Rounding rounding(values, m.inputs);
     to.scales[row] = rounding.scale;
     for (int group = 0; group < groups; group++, pairs += rows * STEPS, sums += rows) {
-        I32 half[2];
-        *sums = rounding.group(values + group * GROUP, half);
+        *sums = rounding.group(values + group * GROUP, whole);
         // Of each quad the first two numbers become pairs with the last two.
-        const I32 low = __builtin_shufflevector(half[0], half[1], 0, 1, 4, 5, 8, 9, 12, 13, 16, 17, 20, 21, 24, 25, 28, 29);
-        const I32 high = __builtin_shufflevector(half[0], half[1], 2, 3, 6, 7, 10, 11, 14, 15, 18, 19, 22, 23, 26, 27, 30, 31);
+        const I32 low = __builtin_shufflevector(whole[0], whole[1], 0, 1, 4, 5, 8, 9, 12, 13, 16, 17, 20, 21, 24, 25, 28, 29);
+        const I32 high = __builtin_shufflevector(whole[0], whole[1], 2, 3, 6, 7, 10, 11, 14, 15, 18, 19, 22, 23, 26, 27, 30, 31);
         store(pairs, (low & 0xffff) | (high << 16));
     }
 }
@@ -166,7 +282,7 @@ void product_gated(Panel& panel, const Matrix& m, const ManyInputs& in, int rows
     for (int output = first; output < end; output += LANES) {
         const auto place = [&](int row) { return out + size_t(row) * stride + output; };
         tiles<2>(panel, m, in, rows, {output / LANES, (output + m.outputs / 2) / LANES}, place, [&](int row, const F32* totals) {
-            const F32 scale = splat(in.scales[row]);
+            const F32 scale = splat(has_row_scales(m) ? in.scales[row] : 1.0f);
             store(place(row), gated(totals[0] * scale, totals[1] * scale));
         });
     }

@@ -10,7 +10,7 @@
 namespace rackserve {
 
 #if defined(__AVX512F__)
-constexpr int ROW_BLOCK = 12;  // rows whose sums are kept in registers at once; no effect on any bit
+constexpr int ROW_BLOCK = 8;  // rows whose sums are kept in registers at once; no effect on any bit
 constexpr int TILES = 2;       // output tiles beside each other
 #else
 constexpr int ROW_BLOCK = 4;
@@ -19,17 +19,19 @@ constexpr int TILES = 1;
 constexpr int MANY_ROWS = 12;  // from here on unpacking pays
 
 // Rows in blocks of ROW_BLOCK, the last one shorter. A block of n rows is [inputs / 32][n][16] pairs of 16-bit numbers, of inputs
-// 2p - p % 2 of the group and two more; its sums are [inputs / 32][n].
+// 2p - p % 2 of the group and two more; its sums are [inputs / 32][n]. For Q4_EIGHT it is [inputs / 32][n][8] quads of highs and then as
+// many of lows, and scales and fine lie as sums do.
 struct ManyInputs {
     int32_t* pairs;
     float* scales;  // [rows]
     float* sums;
+    uint8_t* fine;
 };
 
 inline bool takes_many(const Matrix& matrix, int rows) { return matrix.kind != BF16 && rows >= MANY_ROWS; }
 
 // Rounds row `row` of `count` as `quantise` does, into its place.
-void quantise_many(const float* values, int inputs, int row, int count, const ManyInputs& to);
+void quantise_many(const float* values, const Matrix& matrix, int row, int count, const ManyInputs& to);
 
 // One member's memory for the unpacked weights of TILES tiles of at most `inputs` inputs.
 class Panel {

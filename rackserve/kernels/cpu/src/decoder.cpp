@@ -17,8 +17,8 @@ Decoder::Decoder(const RkModel& model, const Cache& cache, int threads, const in
       hidden_(size_t(model.max_rows) * model.hidden), normed_(size_t(model.max_rows) * wide_),
       qkv_(size_t(model.max_rows) * qkv_width()), mixed_(size_t(model.max_rows) * model.heads * model.head_dim),
       gates_(size_t(model.max_rows) * 2 * model.ffn), highs_(size_t(model.max_rows) * wide_), lows_(size_t(model.max_rows) * wide_),
-      pairs_(size_t(model.max_rows) * wide_ / 2), scales_(model.max_rows),
-      sums_(size_t(model.max_rows) * wide_ / GROUP), scratch_(team_.size()) {
+      pairs_(size_t(model.max_rows) * wide_ / 2), scales_(size_t(model.max_rows) * wide_ / GROUP),
+      sums_(size_t(model.max_rows) * wide_ / GROUP), fine_(size_t(model.max_rows) * wide_ / GROUP), scratch_(team_.size()) {
     for (int member = 0; member < team_.size(); member++) panels_.emplace_back(wide_);
 }
 
@@ -66,19 +66,17 @@ std::pair<int, int> Decoder::part(int member, int outputs) const {
 void Decoder::multiply(int member, const Matrix& matrix, const float* rows, int count, float* out, int stride, bool add) {
     const auto [begin, end] = part(member, matrix.outputs);
     if (takes_many(matrix, count)) {
-        product_many(panels_[member], matrix, {pairs_.at(), scales_.at(), sums_.at()}, count, begin, end, out, stride, add);
+        product_many(panels_[member], matrix, many(), count, begin, end, out, stride, add);
         return;
     }
-    const Inputs inputs{highs_.at(), lows_.at(), scales_.at(), sums_.at(), rows};
-    product(matrix, inputs, count, begin, end, out, stride, add);
+    product(matrix, few(rows), count, begin, end, out, stride, add);
 }
 
 // Row `row` of `count` as `multiply` by the matrix wants it.
 void Decoder::quantise_row(const float* from, int row, int count, const Matrix& matrix) {
     if (matrix.kind == BF16) return;
-    const size_t inputs = matrix.inputs, groups = inputs / GROUP;
-    if (takes_many(matrix, count)) quantise_many(from, matrix.inputs, row, count, {pairs_.at(), scales_.at(), sums_.at()});
-    else *scales_.at(row) = quantise(from, matrix.inputs, highs_.at(row * inputs), lows_.at(row * inputs), sums_.at(row * groups));
+    if (takes_many(matrix, count)) quantise_many(from, matrix, row, count, many());
+    else quantise(from, matrix, row, few(nullptr));
 }
 
 void Decoder::normalise(const float* from, const float* weight, float* to) const {
@@ -156,7 +154,7 @@ void Decoder::mlp(int member, const RkLayer& layer) {
     finish(member, NORM);
     if (GATED && takes_many(layer.gate_up, rows_)) {
         const auto [begin, end] = part(member, m_.ffn);
-        product_gated(panels_[member], layer.gate_up, {pairs_.at(), scales_.at(), sums_.at()}, rows_, begin, end, normed_.at(), m_.ffn);
+        product_gated(panels_[member], layer.gate_up, many(), rows_, begin, end, normed_.at(), m_.ffn);
         finish(member, GATE_UP);
         share(member, rows_, [&](int row) { quantise_row(normed_.at(size_t(row) * m_.ffn), row, rows_, layer.down); });
     } else {

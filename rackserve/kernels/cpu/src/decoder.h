@@ -62,6 +62,8 @@ class Decoder {
     template <class F> void share(int member, int count, F each);
     std::pair<int, int> part(int member, int outputs) const;
     void multiply(int member, const Matrix& matrix, const float* rows, int count, float* out, int stride, bool add);
+    ManyInputs many() { return {pairs_.at(), scales_.at(), sums_.at(), fine_.at()}; }
+    Inputs few(const float* rows) { return {highs_.at(), lows_.at(), scales_.at(), sums_.at(), fine_.at(), rows}; }
     void quantise_row(const float* from, int row, int count, const Matrix& matrix);
     void normalise(const float* from, const float* weight, float* to) const;
     void plan(const RkSpan* spans, int num_spans);
@@ -88,6 +90,7 @@ class Decoder {
     Buffer<int8_t> highs_, lows_;
     Buffer<int32_t> pairs_;
     Buffer<float> scales_, sums_;
+    Buffer<uint8_t> fine_;
     std::vector<Task> tasks_;
     std::vector<std::pair<int, int>> pieces_;  // task and first part; empty: one piece of work is a task
     std::vector<int> first_row_, owner_;

@@ -6,7 +6,7 @@ using namespace rackserve;
 
 extern "C" {
 
-int rk_abi() { return 4; }
+int rk_abi() { return 5; }
 
 const char* rk_path() {
 #if defined(__AVX512VNNI__)
@@ -63,21 +63,20 @@ void rk_decoder_times(void* decoder, double* seconds) {
 void rk_product(const Matrix* matrix, const float* rows, int32_t count, float* out) {
     const int inputs = matrix->inputs;
     const size_t groups = inputs / GROUP;
-    std::vector<float> scales(count), sums(count * groups);
+    std::vector<float> scales(count * groups), sums(count * groups);
+    std::vector<uint8_t> fine(count * groups);
     if (takes_many(*matrix, count)) {
         std::vector<int32_t> pairs(size_t(count) * inputs / 2);
-        const ManyInputs many{pairs.data(), scales.data(), sums.data()};
-        for (int row = 0; row < count; row++) quantise_many(rows + size_t(row) * inputs, inputs, row, count, many);
+        const ManyInputs many{pairs.data(), scales.data(), sums.data(), fine.data()};
+        for (int row = 0; row < count; row++) quantise_many(rows + size_t(row) * inputs, *matrix, row, count, many);
         Panel panel(inputs);
         product_many(panel, *matrix, many, count, 0, matrix->outputs, out, matrix->outputs, false);
         return;
     }
     std::vector<int8_t> highs(size_t(count) * inputs), lows(highs.size());
-    for (int row = 0; matrix->kind != BF16 && row < count; row++) {
-        const size_t at = size_t(row) * inputs;
-        scales[row] = quantise(rows + at, inputs, &highs[at], &lows[at], &sums[row * groups]);
-    }
-    product(*matrix, {highs.data(), lows.data(), scales.data(), sums.data(), rows}, count, 0, matrix->outputs, out, matrix->outputs, false);
+    const Inputs few{highs.data(), lows.data(), scales.data(), sums.data(), fine.data(), rows};
+    for (int row = 0; matrix->kind != BF16 && row < count; row++) quantise(rows + size_t(row) * inputs, *matrix, row, few);
+    product(*matrix, few, count, 0, matrix->outputs, out, matrix->outputs, false);
 }
 
 void rk_unpack_row(const Matrix* matrix, int32_t output, float* row) { unpack_row(*matrix, output, row); }

@@ -59,6 +59,48 @@ template <int ROWS> void q4_block(const uint8_t* tile, int groups, const Inputs&
     }
 }
 
+// The same with 8-bit inputs. Where one row of a group has lows, all rows take that way: to others it adds nothing.
+template <int ROWS> void eight_block(const uint8_t* tile, int groups, const Inputs& in, int inputs, int row, F32* total) {
+    for (int group = 0; group < groups; group++, tile += 320) {
+#if defined(__AVX512F__)
+        for (int line = 0; line < 5; line++) _mm_prefetch((const char*)tile + 4096 + 64 * line, _MM_HINT_T0);
+#endif
+        const size_t begin = size_t(row) * inputs + group * GROUP;
+        I32 sums[ROWS] = {};
+        bool fine = false;
+        for (int r = 0; r < ROWS; r++) fine |= in.fine[size_t(row + r) * groups + group] != 0;
+#pragma GCC unroll 4
+        for (int quad = 0; quad < 4; quad++) {
+            const U32 packed = load<U32>(tile + 64 * quad);
+            const I32 low = (I32)(packed & 0x0f0f0f0f), high = (I32)((packed >> 4) & 0x0f0f0f0f);
+#pragma GCC unroll 8
+            for (int r = 0; r < ROWS; r++) {
+                const int8_t* at = in.highs + begin + size_t(r) * inputs + 4 * quad;
+                sums[r] = dot(dot(sums[r], low, I32{} + quad_of(at)), high, I32{} + quad_of(at + 16));
+            }
+        }
+        if (fine) {
+            for (int r = 0; r < ROWS; r++) sums[r] <<= 8;
+            for (int quad = 0; quad < 4; quad++) {
+                const U32 packed = load<U32>(tile + 64 * quad);
+                const I32 low = (I32)(packed & 0x0f0f0f0f), high = (I32)((packed >> 4) & 0x0f0f0f0f);
+                for (int r = 0; r < ROWS; r++) {
+                    const int8_t* at = in.lows + begin + size_t(r) * inputs + 4 * quad;
+                    sums[r] = dot(dot(sums[r], low, I32{} + quad_of(at)), high, I32{} + quad_of(at + 16));
+                }
+            }
+        }
+        const F32 scale = from_half((const uint16_t*)(tile + 256)), offset = from_half((const uint16_t*)(tile + 288));
+        const float unit = fine ? 1.0f / 256 : 1.0f;
+#pragma GCC unroll 8
+        for (int r = 0; r < ROWS; r++) {
+            const size_t at = size_t(row + r) * groups + group;
+            total[r] = fma(to_float(sums[r]) * splat(in.scales[at] * unit), scale, total[r]);
+            total[r] = fma(offset, splat(in.sums[at]), total[r]);
+        }
+    }
+}
+
 template <int ROWS> void q8_block(const uint8_t* tile, int groups, const Inputs& in, int inputs, int row, F32* total) {
     for (int group = 0; group < groups; group++, tile += 576) {
 #if defined(__AVX512F__)
@@ -101,26 +143,43 @@ void block(const Matrix& m, const Inputs& in, int row, int output, float* out, i
     const uint8_t* tile = m.data + size_t(output / LANES) * groups * group_bytes(m.kind);
     F32 total[ROWS] = {};
     if (m.kind == Q4) q4_block<ROWS>(tile, groups, in, m.inputs, row, total);
+    else if (m.kind == Q4_EIGHT) eight_block<ROWS>(tile, groups, in, m.inputs, row, total);
     else if (m.kind == Q8) q8_block<ROWS>(tile, groups, in, m.inputs, row, total);
     else bf16_block<ROWS>(tile, groups, in, m.inputs, row, total);
     for (int r = 0; r < ROWS; r++)
-        finish(out + size_t(row + r) * stride + output, total[r], m.kind == BF16 ? 1.0f : in.scales[row + r], add);
+        finish(out + size_t(row + r) * stride + output, total[r], has_row_scales(m) ? in.scales[row + r] : 1.0f, add);
 }
 
 }  // namespace
 
-float quantise(const float* row, int inputs, int8_t* highs, int8_t* lows, float* sums) {
-    const Rounding rounding(row, inputs);
-    for (int at = 0; at < inputs; at += GROUP) {
-        I32 whole[2];
-        sums[at / GROUP] = rounding.group(row + at, whole);
-        for (int half = 0; half < 2; half++) {
+void quantise(const float* values, const Matrix& m, int row, const Inputs& to) {
+    const size_t groups = m.inputs / GROUP, at = row * groups;
+    int8_t *highs = to.highs + at * GROUP, *lows = to.lows + at * GROUP;
+    const auto put = [&](const I32* whole) {
+        for (int half = 0; half < 2; half++, highs += LANES, lows += LANES) {
             const I32 high = (whole[half] + 128) >> 8;
-            store(highs + at + half * LANES, __builtin_convertvector(high, I8));
-            store(lows + at + half * LANES, __builtin_convertvector(whole[half] - (high << 8), I8));
+            store(highs, __builtin_convertvector(high, I8));
+            store(lows, __builtin_convertvector(whole[half] - (high << 8), I8));
         }
+    };
+    I32 whole[2];
+    if (m.kind == Q4_EIGHT) {
+        GroupRounding rounding(values, m.inputs);
+        for (size_t group = 0; group < groups; group++) {
+            rounding.group(values + group * GROUP, whole);
+            put(whole);
+            to.scales[at + group] = rounding.scale;
+            to.sums[at + group] = rounding.sum;
+            to.fine[at + group] = rounding.fine;
+        }
+        return;
     }
-    return rounding.scale;
+    const Rounding rounding(values, m.inputs);
+    to.scales[row] = rounding.scale;
+    for (size_t group = 0; group < groups; group++) {
+        to.sums[at + group] = rounding.group(values + group * GROUP, whole);
+        put(whole);
+    }
 }
 
 void product(const Matrix& m, const Inputs& in, int rows, int first, int end, float* out, int stride, bool add) {
@@ -139,7 +198,7 @@ void unpack_row(const Matrix& m, int output, float* row) {
     for (int group = 0; group < groups; group++, tile += group_bytes(m.kind), row += GROUP) {
         for (int inner = 0; inner < GROUP; inner++) {
             const int quad = inner / 4, place = lane * 4 + inner % 4;
-            if (m.kind == Q4) {
+            if (m.kind == Q4 || m.kind == Q4_EIGHT) {
                 const uint8_t byte = tile[(quad % 4) * 64 + place];
                 const float nibble = float(quad < 4 ? byte & 15 : byte >> 4);
                 const uint16_t* half = (const uint16_t*)(tile + 256);

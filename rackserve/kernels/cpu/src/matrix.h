@@ -2,6 +2,7 @@
 //
 // Output rows come in tiles of 16, one per lane; the inner dimension in groups of 32. A tile is its groups one after the other:
 //   Q4   256 bytes of nibbles, 16 half scales, 16 half offsets     weight = nibble * scale + offset
+//   Q4_EIGHT   the same; what is multiplied by it is rounded to 8 bits
 //   Q8   512 signed bytes, 16 half scales, 16 int16 sums of bytes   weight = byte * scale
 //   BF16 32 x 16 bf16                                               weight as it is
 // Nibbles and bytes of a group: [8 quads of the inner dimension][16 lanes][4], where a Q4 byte holds quad q (low) and q + 4 (high).
@@ -16,7 +17,7 @@ namespace rackserve {
 
 constexpr int GROUP = 32;
 
-enum Kind : int32_t { Q4 = 0, Q8 = 1, BF16 = 2 };
+enum Kind : int32_t { Q4 = 0, Q8 = 1, BF16 = 2, Q4_EIGHT = 3 };
 
 struct Matrix {
     const uint8_t* data;
@@ -25,19 +26,26 @@ struct Matrix {
     int32_t inputs;   // a multiple of 32
 };
 
-inline size_t group_bytes(int kind) { return kind == Q4 ? 320 : kind == Q8 ? 576 : 1024; }
+inline bool has_row_scales(const Matrix& matrix) { return matrix.kind == Q4 || matrix.kind == Q8; }
+
+inline size_t group_bytes(int kind) { return kind == Q8 ? 576 : kind == BF16 ? 1024 : 320; }
 
 // Rows that go into a product. Quantised ones are 16-bit whole numbers, 256 * high + low; in each row the largest magnitude
-// becomes PEAK. Eight bits would do for speed, but change what a small model knows.
+// becomes PEAK. Eight bits would do for speed, but change what a small model knows. Not so where each group has a scale of its own and
+// groups that stick out keep 16 bits, in the products that gate: Q4_EIGHT, where the largest magnitude of a group becomes PEAK and low
+// is 0 but in those groups.
 struct Inputs {
     int8_t* highs;      // [rows][inputs]
     int8_t* lows;       // [rows][inputs]
-    float* scales;      // [rows]
-    float* sums;        // [rows][inputs / 32]: of the whole numbers
+    float* scales;      // [rows]; Q4_EIGHT: [rows][inputs / 32], of highs
+    float* sums;        // [rows][inputs / 32]: of the whole numbers; Q4_EIGHT: of what they stand for
+    uint8_t* fine;      // [rows][inputs / 32], for Q4_EIGHT: whether a group has lows
     const float* rows;  // [rows][inputs], for BF16
 };
 
 constexpr float PEAK = 32512.0f;  // 127 * 256
+constexpr float MAGIC = 12582912.0f;  // 1.5 * 2^23: adding it rounds to a whole number
+constexpr int32_t MAGIC_BITS = 0x4b400000;
 constexpr float TINY = 1e-30f;    // a row that is smaller counts as zero: its inverse would overflow
 
 // Makes whole numbers of a row.
@@ -57,8 +65,8 @@ class Rounding {
 
     // 32 numbers in two halves; returns their sum, which is exact.
     float group(const float* values, I32* whole) const {
-        const F32 magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to a whole number
-        for (int half = 0; half < 2; half++) whole[half] = (I32)(load<F32>(values + half * LANES) * inverse_ + magic) - 0x4b400000;
+        const F32 magic = splat(MAGIC);
+        for (int half = 0; half < 2; half++) whole[half] = (I32)(load<F32>(values + half * LANES) * inverse_ + magic) - MAGIC_BITS;
         return sum(to_float(whole[0] + whole[1]));
     }
 
@@ -68,8 +76,46 @@ class Rounding {
     F32 inverse_;
 };
 
-// Writes a row's part of the four arrays; returns the scale.
-float quantise(const float* row, int inputs, int8_t* highs, int8_t* lows, float* sums);
+// Makes whole numbers of a row group by group, for Q4_EIGHT.
+class GroupRounding {
+  public:
+    GroupRounding(const float* row, int inputs) {
+        F32 squares = {};
+        for (int at = 0; at < inputs; at += LANES) {
+            const F32 x = load<F32>(row + at);
+            squares = fma(x, x, squares);
+        }
+        limit_ = APART * std::sqrt(rackserve::sum(squares) / float(inputs));
+    }
+
+    // 32 numbers in two halves, 256 * high + low.
+    void group(const float* values, I32* whole) {
+        const F32 magic = splat(MAGIC), low = load<F32>(values), high = load<F32>(values + LANES);
+        const U32 mask = U32{} + 0x7fffffff;
+        const F32 left = (F32)((U32)low & mask), right = (F32)((U32)high & mask);
+        const float found = peak(left > right ? left : right);
+        fine = found > limit_;
+        const float inverse = found > TINY ? PEAK / found : 0.0f;
+        const F32 factor = splat(fine ? inverse : inverse / 256);
+        whole[0] = ((I32)(low * factor + magic) - MAGIC_BITS) << (fine ? 0 : 8);
+        whole[1] = ((I32)(high * factor + magic) - MAGIC_BITS) << (fine ? 0 : 8);
+        const float unit = found > TINY ? found / PEAK : 0.0f;
+        scale = 256 * unit;
+        sum = unit * rackserve::sum(to_float(whole[0] + whole[1]));
+    }
+
+    // Of the last group: the scale of highs, the sum of what its numbers stand for, whether it has lows.
+    float scale, sum;
+    bool fine;
+
+  private:
+    static constexpr float APART = 8.0f;  // times the row's root mean square: such a group keeps 16 bits
+
+    float limit_;
+};
+
+// Writes row `row` into all that a product with `matrix` wants of it.
+void quantise(const float* values, const Matrix& matrix, int row, const Inputs& to);
 
 // Sixteen finished sums of a row with its scale into their place; `add`: onto what is there.
 inline void finish(float* at, F32 total, float scale, bool add) {
