@@ -56,7 +56,7 @@ class RunnerSpec(RunnerOptions, frozen=True, forbid_unknown_fields=True, kw_only
     vocab_size    token ids (digest)
     window        whether KV has a resume state beside the blocks (digest)
     kernels       what computes (real models): "native" code, "torch", or "auto", the first that can
-    threads       cores that share a step of a device (llama, native code); 0: those of the machine shared out over its devices
+    threads       cores that share a step of a device (native code); 0: those of the machine shared out over its devices
     step_ms, token_us  a step takes at least step_ms and token_us for each of its tokens (digest): a rack of known speed
     """
 
@@ -241,7 +241,16 @@ def open_runner(
                 spec.synthetic_acceptance,
             )
         engine = DeepseekV41Runner(
-            files, arena, num_blocks, spec.block_tokens, spec.options, collectives, compiler, kernels=spec.kernels
+            files,
+            arena,
+            num_blocks,
+            spec.block_tokens,
+            spec.options,
+            collectives,
+            compiler,
+            kernels=spec.kernels,
+            threads=threads,
+            cores=cores,
         )
         log.info("the model is computed by %s", engine.path)
         return engine

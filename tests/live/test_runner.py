@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import subprocess
 import sys
 from functools import partial
@@ -16,6 +17,7 @@ from rackserve.base.request import Constraint, Request, SamplingParams
 from rackserve.base.step import Step, StepItem
 from rackserve.base.units import MIB
 from rackserve.digest_model import cold_output, digest_layout
+from rackserve.kernels.cpu import library as kernels
 from rackserve.live import runner as runner_module
 from rackserve.live.rack import LiveRack
 from rackserve.live.runner import RunnerSpec, check_drafts, layout_of, open_runner, process_bytes, require_packages, unsupported
@@ -128,6 +130,18 @@ def test_synthetic_acceptance_is_told_loudly(acceptance: float, warnings: int, c
     open_runner(spec, memoryview(bytearray(2 * layout_of(spec).block_bytes)), 2)
     told = [record for record in caplog.records if record.levelno >= logging.WARNING and "not the model's" in record.message]
     assert len(told) == warnings
+
+
+@pytest.mark.skipif(
+    kernels.find() is None or not hasattr(os, "sched_getaffinity"), reason="no native kernels, or no cores to choose"
+)
+def test_a_step_of_deepseek_v41_is_shared_by_as_many_threads_as_asked_for_on_their_cores() -> None:
+    core, before = max(os.sched_getaffinity(0)), set(os.listdir("/proc/self/task"))
+    spec = msgspec.structs.replace(GOLDEN, kernels="native")
+    runner = open_runner(spec, memoryview(bytearray(2 * layout_of(spec).block_bytes)), 2, threads=3, cores=(core,) * 3)
+    born = set(os.listdir("/proc/self/task")) - before
+    assert [os.sched_getaffinity(int(thread)) for thread in born].count({core}) == 2
+    assert runner.kernel_ns == 0
 
 
 def test_a_llama_cannot_be_split(tmp_path: Path) -> None:

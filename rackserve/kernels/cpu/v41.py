@@ -280,7 +280,8 @@ class Step:
     """Passes over an arena at address `arena`, of `block_bytes` a block.
 
     max_rows   rows of one pass; buffers for so many are made once
-    threads    cores that share a pass; no effect on any bit
+    threads    cores that share a pass, the caller's among them; no effect on any bit
+    cores      where the others run, one each behind the first; (): wherever the system wants
     mailbox    to the devices that the plan's matrices are shared with; all make the same calls. Must outlive the step
 
     ResourceError if memory runs out.
@@ -294,6 +295,7 @@ class Step:
         block_bytes: int,
         max_rows: int,
         threads: int = 1,
+        cores: Sequence[int] = (),
         mailbox: Mailbox | None = None,
         tuning: Tuning = ALL_ON,
     ) -> None:
@@ -314,7 +316,8 @@ class Step:
         model.mailbox = mailbox.address if mailbox else None
         self._keep, self._mailbox, self.max_rows = (building, plan), mailbox, max_rows
         self._vocab = int(plan.sizes["vocab"])
-        self._step = self._c.rk_v41_new(ctypes.byref(model), threads)
+        places = (c_int32 * threads)(*cores) if len(cores) >= threads else None
+        self._step = self._c.rk_v41_new(ctypes.byref(model), threads, places)
         if not self._step:
             raise ResourceError(f"no memory for the buffers of a step of {max_rows} positions; lower scheduler.max_tokens")
 
@@ -380,7 +383,7 @@ def product(library: Library, packed: Packed, rows: Floats) -> Floats:
 
 
 def _declare(c: ctypes.CDLL) -> None:
-    c.rk_v41_new.restype, c.rk_v41_new.argtypes = c_void_p, [c_void_p, c_int32]
+    c.rk_v41_new.restype, c.rk_v41_new.argtypes = c_void_p, [c_void_p, c_int32, c_void_p]
     c.rk_v41_free.argtypes = [c_void_p]
     c.rk_v41_forward.argtypes = [c_void_p, c_void_p, c_int32, c_void_p, c_void_p, c_void_p]
     c.rk_v41_logits.argtypes = [c_void_p, c_void_p, c_int32, c_void_p]

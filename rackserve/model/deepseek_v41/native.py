@@ -46,6 +46,7 @@ def find_kernels() -> Library:
 class NativeBackbone:
     """All layers, over the rank's `arena`, with `weights` held as stored. What a pass returns is valid until the next one.
 
+    threads, cores  that share a pass, and where they run (see `kernels.cpu.v41`); all devices of a rank have as many threads
     collectives  to the devices with the other shares of a tensor-parallel rank; they meet here, and later in mailboxes alone
 
     ConfigError if the kernels do not know such sizes.
@@ -60,10 +61,12 @@ class NativeBackbone:
         *,
         round_inputs: bool = False,
         threads: int = 1,
+        cores: Sequence[int] = (),
         collectives: Collectives | None = None,
         tuning: Tuning = ALL_ON,
     ) -> None:
         self._config, self._library, self._arena, self._threads, self._tuning = config, kernels, arena, threads, tuning
+        self._cores = tuple(cores)
         devices = collectives.share.tp_size if collectives else 1
         self._plan = make_plan(config, weights, arena.block_tokens, round_inputs=round_inputs, devices=devices)
         self._mailbox: Mailbox | None = None
@@ -87,6 +90,7 @@ class NativeBackbone:
             self._arena.block_bytes,
             rows,
             self._threads,
+            self._cores,
             self._mailbox,
             self._tuning,
         )

@@ -44,6 +44,7 @@ class DeepseekV41Runner:
     arena        writable memory of at least `num_blocks` blocks of `layout`, then window slots; mapped while the runner lives
     collectives  to the other devices of the group, which must run a step whenever this one does; None: it is alone
     kernels      native: those of `kernels.cpu`, ConfigError where they do not serve; torch; auto: the first that serves
+    threads, cores  that share a step of the native kernels, and where they run (see `kernels.cpu.v41`)
     compile_constraint  for requests with a constraint; without it they end as unsupported. With synthetic acceptance nothing
                  but temperature and filters counts
     kernel_ns    time that steps spent computing so far, drafts and waits for the n-gram memory included
@@ -65,6 +66,8 @@ class DeepseekV41Runner:
         collectives: Collectives | None = None,
         compile_constraint: Compile | None = None,
         kernels: Kernels = "torch",
+        threads: int = 1,
+        cores: Sequence[int] = (),
         tuning: Tuning = ALL_ON,
     ) -> None:
         torch.set_num_threads(1)  # more would split a product differently for each number of rows, and round differently
@@ -74,7 +77,7 @@ class DeepseekV41Runner:
         self._arena = Arena(config, self.layout, arena, num_blocks)
         self._backbone: Layers
         self._dspark: DraftHead
-        native = self._native(files, options, kernels, tuning)
+        native = self._native(files, options, kernels, threads, cores, tuning)
         if native is not None:
             checkpoint, self._backbone = native
             self._dspark = NativeDSpark(config, self._backbone)
@@ -95,7 +98,7 @@ class DeepseekV41Runner:
         self._sampling = SamplingStates(config.vocab_size, compile_constraint)
 
     def _native(
-        self, files: ModelFiles, options: RunnerOptions, kernels: Kernels, tuning: Tuning
+        self, files: ModelFiles, options: RunnerOptions, kernels: Kernels, threads: int, cores: Sequence[int], tuning: Tuning
     ) -> tuple[Checkpoint, NativeBackbone] | None:
         """The checkpoint and the native layers over it, if they are wanted and can be had."""
         if kernels == "torch":
@@ -107,7 +110,15 @@ class DeepseekV41Runner:
             found = find_kernels()
             weights = load_weights(files.path, self._config, share, memory="stored")
             backbone = NativeBackbone(
-                found, self._config, weights, self._arena, round_inputs=rounding, collectives=self._collectives, tuning=tuning
+                found,
+                self._config,
+                weights,
+                self._arena,
+                round_inputs=rounding,
+                threads=threads,
+                cores=cores,
+                collectives=self._collectives,
+                tuning=tuning,
             )
             return weights.checkpoint, backbone
         except ConfigError:

@@ -95,10 +95,11 @@ class Bench:
         memory: bytearray | None = None,
         collectives: Collectives | None = None,
         kernels: Kernels = "torch",
+        threads: int = 1,
     ) -> None:
         self.memory = poisoned() if memory is None else memory
         self.runner = DeepseekV41Runner(
-            FILES, memoryview(self.memory), NUM_BLOCKS, BLOCK_TOKENS, options, collectives, kernels=kernels
+            FILES, memoryview(self.memory), NUM_BLOCKS, BLOCK_TOKENS, options, collectives, kernels=kernels, threads=threads
         )
         self.backbone, self.dspark = self.runner._backbone, self.runner._dspark
         self.arena = self.runner._arena

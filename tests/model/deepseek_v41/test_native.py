@@ -14,7 +14,6 @@ from rackserve.model.deepseek_v41.native import MAX_ROWS, NativeBackbone
 from rackserve.model.deepseek_v41.options import RunnerOptions
 from rackserve.model.deepseek_v41.runner import DeepseekV41Runner
 from rackserve.model.deepseek_v41.state import SequenceState
-from rackserve.model.deepseek_v41.weights import load_weights
 from rackserve.model.parallel import Alone, Share
 from tests.model.deepseek_v41.golden import (
     BLOCK_TOKENS,
@@ -120,16 +119,24 @@ def test_company_changes_no_bit(
         assert same_state(state, one_shot[name][1])
 
 
-def test_threads_change_no_bit(one_shot: dict[str, tuple[Tensor, SequenceState, list[Tensor]]]) -> None:
-    bench = Bench(kernels="native")
-    for threads in (2, 3):
-        assert FOUND is not None
-        weights = load_weights(FILES.path, CONFIG, memory="stored")
-        bench.backbone = NativeBackbone(FOUND, CONFIG, weights, bench.arena, threads=threads)
-        logits, state = bench.through(prompt("medium"), (11, 1))
-        assert torch.equal(logits, one_shot["medium"][0])
-        assert same_state(state, one_shot["medium"][1])
-        bench.backbone.step.close()
+@pytest.mark.parametrize("threads", [2, 3])
+def test_threads_change_no_bit(
+    native: Bench, one_shot: dict[str, tuple[Tensor, SequenceState, list[Tensor]]], threads: int
+) -> None:
+    bench = Bench(kernels="native", threads=threads)
+    for name, sizes in (("short", (1,)), ("medium", (11, 1)), ("long", (160, *STEPS))):
+        logits, state = bench.through(prompt(name), sizes)
+        assert torch.equal(logits, one_shot[name][0])
+        assert same_state(state, one_shot[name][1])
+        drafts, wanted = (of.draft(one_shot[name][1], 5) for of in (bench, native))
+        assert drafts.tokens == wanted.tokens
+        assert torch.equal(drafts.logits, wanted.logits) and torch.equal(drafts.confidence, wanted.confidence)
+
+
+def test_threads_that_share_steps_with_drafts_write_the_same_text() -> None:
+    jobs = [Job(prompt(name), 10, num_draft=draft) for name, draft in zip(PROMPTS, (5, 2, 0), strict=True)]
+    together = complete(Bench(kernels="native", threads=2).runner, *jobs)
+    assert together == [continuation(name)[:10] for name in PROMPTS]
 
 
 def test_rounded_inputs_round_as_the_torch_path_does(native: Bench) -> None:

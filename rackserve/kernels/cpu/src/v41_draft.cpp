@@ -90,9 +90,9 @@ using rackserve::v41::Step;
 
 extern "C" {
 
-void* rk_v41_new(const V41Model* model, int32_t threads) {
+void* rk_v41_new(const V41Model* model, int32_t threads, const int32_t* cores) {
     try {
-        return new Step(*model, threads);
+        return new Step(*model, threads, cores);
     } catch (...) {
         return nullptr;
     }

@@ -24,8 +24,8 @@ int filled(int count) { return (count + LANES - 1) / LANES * LANES; }
 
 }  // namespace
 
-Step::Step(const V41Model& m, int threads)
-    : m_(m), mail_(m.mailbox), team_(threads), barrier_(team_.size()), rooms_(team_.size()), streams_(size_t(m.max_rows) * STREAMS * m.hidden),
+Step::Step(const V41Model& m, int threads, const int32_t* cores)
+    : m_(m), mail_(m.mailbox), team_(threads, cores), barrier_(team_.size()), rooms_(team_.size()), streams_(size_t(m.max_rows) * STREAMS * m.hidden),
       pre_(size_t(m.max_rows) * STREAMS), x_(size_t(m.max_rows) * m.hidden), x8_(size_t(m.max_rows) * m.hidden),
       latent_(size_t(m.max_rows) * m.q_rank), latent8_(size_t(m.max_rows) * m.q_rank), queries_(size_t(m.max_rows) * width()),
       index_queries_(size_t(m.max_rows) * m.index_heads * m.index_dim), index_weights_(size_t(m.max_rows) * filled(m.index_heads)),

@@ -30,7 +30,8 @@ constexpr int SMALL = 16;  // rows up to which a pass is made for latency; no ef
 
 class Step {
   public:
-    Step(const V41Model& model, int threads);
+    // cores: where to run the threads behind the caller's, one each; null: wherever the system wants.
+    Step(const V41Model& model, int threads, const int32_t* cores);
 
     // All layers over the rows of `spans`. engram: for each of the model's, [rows][inputs]. Returns the rows that reach the end.
     int forward(const V41Span* spans, int num_spans, const int64_t* tokens, const float* const* engram, const V41Result& out);
