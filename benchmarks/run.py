@@ -8,6 +8,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from time import monotonic
@@ -48,6 +49,7 @@ FILES = ("trace", "costs", "harness", "dynamo", "mooncake", "routers", "vllm", "
 FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_int8")
 PACKAGES = ("msgspec", "pyzmq", "torch")
 FAILED = "the script failed"
+ENDING_S = 60.0
 
 
 def machine() -> list[str]:
@@ -97,10 +99,18 @@ def run_script(name: str, arguments: Sequence[str]) -> Result:
     """One script in a process of its own, on one thread of torch and its libraries."""
     command = [sys.executable, str(HERE / f"{name}.py"), "--json", *arguments]
     env = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=env, check=False)
-    if done.returncode != 0:
-        return Result(name, "", "", skipped=f"{FAILED} with exit status {done.returncode}")
-    return msgspec.json.decode(done.stdout.splitlines()[-1], type=Result)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as script:
+        try:
+            printed, _ = script.communicate()
+        except BaseException:
+            script.terminate()  # not killed: it has servers to end
+            with suppress(subprocess.TimeoutExpired):
+                script.wait(ENDING_S)
+            script.kill()
+            raise
+    if script.returncode != 0:
+        return Result(name, "", "", skipped=f"{FAILED} with exit status {script.returncode}")
+    return msgspec.json.decode(printed.splitlines()[-1], type=Result)
 
 
 def stamped(result: Result, seed: int) -> Result:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import signal
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -88,3 +89,20 @@ def test_run_knows_every_script() -> None:
 def test_readme_has_a_line_for_every_script() -> None:
     text = (BENCHMARKS / "README.md").read_text()
     assert all(f"`{script}.py`" in text for script in SCRIPTS)
+
+
+def test_a_script_that_is_interrupted_may_end_what_it_started(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(
+        "import signal, sys\n"
+        "signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+        "signal.signal(signal.SIGTERM, lambda *_: (print('ended', file=sys.stderr, flush=True), sys.exit(1)))\n"
+        "print('ready', file=sys.stderr, flush=True)\n"
+        "signal.pause()\n"
+    )
+    code = f"import run, pathlib; run.HERE = pathlib.Path({str(tmp_path)!r}); run.run_script('slow', [])"
+    with subprocess.Popen([sys.executable, "-c", code], cwd=BENCHMARKS, stderr=subprocess.PIPE, text=True) as running:
+        assert running.stderr is not None and running.stderr.readline() == "ready\n"
+        running.send_signal(signal.SIGINT)
+        assert running.stderr.readline() == "ended\n"
+        running.stderr.read()
+    assert running.returncode != 0
