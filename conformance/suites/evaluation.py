@@ -21,7 +21,7 @@ TASKS = Path(__file__).parent.parent / "tasks"
 NAMES = ("capitals_generate", "capitals_loglikelihood", "capitals_choice")
 PER_TOKEN = 0.001
 """Nats a token by which a log-likelihood may be off in float32. The native kernels, which compute with the weights' original
-blocks and round activations to 16 bits, are up to 0.07 off."""
+blocks and round activations, are further off."""
 
 Samples = list[dict[str, Any]]
 
