@@ -8,29 +8,20 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from importlib.util import find_spec
 from itertools import pairwise
 from multiprocessing.connection import Connection
-from pathlib import Path
 from statistics import median
-from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
 from measure import Claim, Figure, Options, Result, figure, interleave, main
+from v41_start import ACCEPTANCE, DRAFTS, cores, fastest, kernel_path, random_model, why_not
 
 if TYPE_CHECKING:
-    from v41_model import Sequences
-
     from rackserve.kernels.cpu.v41_tuning import Tuning
 
-ACCEPTANCE = 3.51
-"""Tokens a step in the published account of drafts: set beforehand here, as the weights are random."""
-
-DRAFTS = 5
 CLOCK = "wall-clock time of device 0; the fastest step of a round, the one that others on the machine disturbed least"
 PUBLISHED = (
     "Published of another machine, at this acceptance: 1,117 to 1,844 tokens/s/user, step 3.142 to 1.903 ms; wider tensor "
@@ -54,13 +45,8 @@ def _steps() -> tuple[tuple[str, int, Tuning], ...]:
 
 def run(options: Options) -> Result:
     question = "What does each part of the low-latency path bring one sequence, and how long is two devices' step beside one's?"
-    if find_spec("torch") is None:
-        return Result("low_latency", question, CLOCK, skipped="the engine extra is not installed")
-    from rackserve.kernels.cpu import library, v41
-
-    found = library.find()
-    if found is None or not v41.serves(found):
-        return Result("low_latency", question, CLOCK, skipped="no native kernels were built here")
+    if skipped := why_not():
+        return Result("low_latency", question, CLOCK, skipped=skipped)
     with _devices(options) as ask:
         names = [name for name, _, _ in _steps()]
         ns = interleave({name: partial(ask, number) for number, name in enumerate(names)}, options.rounds)
@@ -76,7 +62,7 @@ def run(options: Options) -> Result:
         *(_claim(part) for part in figures[len(names) : -1]),
     )
     notes = (
-        f"Kernels: {found.path}. Random model of 130 million weights; {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}.",
+        f"Kernels: {kernel_path()}. 130 million random weights; {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}.",
         "With more processes than cores, devices wait for each other's turn on a core, which no kernel can mend.",
         PUBLISHED,
     )
@@ -90,15 +76,10 @@ def _claim(part: Figure) -> Claim:
 @contextmanager
 def _devices(options: Options) -> Iterator[Callable[[int], float]]:
     """Two processes that have every variant open; gives what measures one by its number, in nanoseconds a step."""
-    from v41_model import write_model
-
     context, steps = (64, 4) if options.quick else (256, 40)
     spawn = multiprocessing.get_context("spawn")
     rendezvous = f"/proc/{os.getpid()}/fd/{os.memfd_create('rendezvous', os.MFD_CLOEXEC)}"
-    with tempfile.TemporaryDirectory() as folder:
-        model = "golden" if options.quick else folder
-        if not options.quick:
-            write_model(Path(folder), options.seed)
+    with random_model(options) as model:
         ours, processes = [], []
         for device in range(2):
             own, other = spawn.Pipe()
@@ -132,8 +113,8 @@ def _device(parent: Connection, device: int, rendezvous: str, model: str, contex
     from rackserve.model.files import open_model
     from rackserve.model.parallel import Share
 
-    if len(os.sched_getaffinity(0)) > device:
-        os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[device]})
+    if len(cores()) > device:
+        os.sched_setaffinity(0, {cores()[device]})
     group = TorchCollectives(Share(device, 2), rendezvous, ready_s=300.0, limit_s=120.0)
     files, assumed = open_model(model), RunnerOptions(synthetic_acceptance=ACCEPTANCE)
     variants = [
@@ -153,17 +134,7 @@ def _device(parent: Connection, device: int, rendezvous: str, model: str, contex
         if number not in begun:
             begun.add(number)
             variants[number].prefill(0)
-        parent.send(_measure(variants[number], steps))
-
-
-def _measure(sequences: Sequences, steps: int) -> float:
-    """Nanoseconds of the fastest of `steps` steps."""
-    took = []
-    for _ in range(steps):
-        start = perf_counter_ns()
-        sequences.decode(1, DRAFTS)
-        took.append(perf_counter_ns() - start)
-    return float(min(took))
+        parent.send(fastest(variants[number], steps, DRAFTS))
 
 
 if __name__ == "__main__":

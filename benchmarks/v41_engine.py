@@ -1,28 +1,23 @@
 """DeepSeek-V4.1 on CPU: the native path beside the torch path it must agree with, and what drafts gain.
 
-Whole steps of a runner, from a `Step` to its result, on one thread each: the tiny checkpoint of the tests and a random model of
-some 130 million parameters.
+Whole steps of a runner, from a `Step` to its result, on one thread each unless told otherwise: the tiny checkpoint of the tests
+and a random model of some 130 million parameters.
 """
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
-from importlib.util import find_spec
-from pathlib import Path
-from time import process_time_ns
+from time import perf_counter_ns, process_time_ns
 from typing import TYPE_CHECKING
 
 from measure import CPU_TIME, Claim, Figure, Options, Result, figure, interleave, main
+from v41_start import ACCEPTANCE, DRAFTS, cores, fastest, kernel_path, random_model, why_not
 
 if TYPE_CHECKING:
     from v41_model import Sequences
 
 BATCHES = (1, 8, 32)
-ACCEPTANCE = 3.51
-"""Tokens a step in the published account of drafts: set beforehand here, as the weights are random."""
 
 MANY = 10.0
 """How many times faster the native path is meant to be for one sequence."""
@@ -30,39 +25,24 @@ MANY = 10.0
 
 def run(options: Options) -> Result:
     question = "How fast is DeepSeek-V4.1's native path beside the torch path, and what do drafts gain?"
-    if find_spec("torch") is None:
-        return Result("v41_engine", question, CPU_TIME, skipped="the engine extra is not installed")
-    from rackserve.kernels.cpu import library, v41
-
-    found = library.find()
-    if found is None or not v41.serves(found):
-        return Result("v41_engine", question, CPU_TIME, skipped="no native kernels were built here")
-    with _models(options) as models:
-        figures = [part for name, folder in models for part in _measure(name, folder, options)]
+    if skipped := why_not():
+        return Result("v41_engine", question, CPU_TIME, skipped=skipped)
+    with random_model(options) as folder:
+        models = [("tiny model", "golden")] if options.quick else [("tiny model", "golden"), ("130M model", folder)]
+        figures = [
+            part for name, folder in models for part in (*_measure(name, folder, options), *_shared(name, folder, options))
+        ]
     one = [part for part in figures if part.what.endswith("one sequence, native")]
     claims = tuple(
         Claim(f"{part.what}: at least {MANY:g} times as fast as with torch (median)", _median(part.ratios) <= 1 / MANY)
         for part in one
     )
     notes = (
-        f"Kernels: {found.path}. What is multiplied is the checkpoint's own fp8, fp4 and bf16, in float32.",
+        f"Kernels: {kernel_path()}. What is multiplied is the checkpoint's own fp8, fp4 and bf16, in float32.",
         f"Random weights: hardly a draft stands, so {ACCEPTANCE} tokens a step are set beforehand (synthetic acceptance). "
         "With few experts, verifying six tokens reads nearly all of them: drafts gain less here than in a model of hundreds.",
     )
     return Result("v41_engine", question, CPU_TIME, claims, tuple(figures), notes)
-
-
-@contextmanager
-def _models(options: Options) -> Iterator[list[tuple[str, str]]]:
-    """(name, folder) of the models to measure."""
-    from v41_model import write_model
-
-    if options.quick:
-        yield [("tiny model", "golden")]
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        write_model(Path(folder), options.seed)
-        yield [("tiny model", "golden"), ("130M model", folder)]
 
 
 def _measure(name: str, folder: str, options: Options) -> list[Figure]:
@@ -83,8 +63,8 @@ def _measure(name: str, folder: str, options: Options) -> list[Figure]:
         variants[f"prompt {path}"] = partial(_prompt, sequences)
         for batch in batches:
             variants[f"{batch} {path}"] = partial(_decode, sequences, batch, steps if path == "native" else 2)
-    variants["drafts as they stand"] = partial(_decode, native, 1, steps, 5)
-    variants["drafts as set"] = partial(_decode, assumed, 1, steps, 5)
+    variants["drafts as they stand"] = partial(_decode, native, 1, steps, DRAFTS)
+    variants["drafts as set"] = partial(_decode, assumed, 1, steps, DRAFTS)
     ns = interleave(variants, options.rounds)
     figures = []
     for batch in batches:
@@ -104,6 +84,34 @@ def _measure(name: str, folder: str, options: Options) -> list[Figure]:
     return figures
 
 
+def _shared(name: str, folder: str, options: Options) -> list[Figure]:
+    """The same steps on two threads, each on a core of its own, beside one thread: by the clock, as threads that wait spin."""
+    from v41_model import Sequences
+
+    from rackserve.model.deepseek_v41.options import RunnerOptions
+    from rackserve.model.files import open_model
+
+    if len(cores()) < 2:
+        return []
+    files, (context, steps) = open_model(folder), (128, 3) if options.quick else (256, 40)
+    variants: dict[str, Callable[[], float]] = {}
+    for threads in (1, 2):
+        assumed = RunnerOptions(synthetic_acceptance=ACCEPTANCE)
+        plain, drafting = (
+            Sequences(files, "native", 1, context, each, threads=threads, cores=cores()[:threads]) for each in (None, assumed)
+        )
+        drafting.prefill(0)
+        variants[f"prompt of {context} {threads}"] = partial(_prompt, plain, perf_counter_ns)
+        variants[f"decode of one sequence {threads}"] = partial(fastest, plain, steps, 0)
+        variants[f"one sequence with drafts {threads}"] = partial(fastest, drafting, steps, DRAFTS)
+    ns = interleave(variants, options.rounds)
+    return [
+        figure(f"{name}, {what[:-2]}, two threads", "ms by the clock", ns[f"{what[:-2]} 2"], "one thread", ns[what], 1e-6)
+        for what in variants
+        if what.endswith(" 1")
+    ]
+
+
 def _steps(per_token: list[float], batch: int) -> list[float]:
     return [value * batch for value in per_token]
 
@@ -112,10 +120,10 @@ def _median(values: tuple[float, ...]) -> float:
     return sorted(values)[len(values) // 2]
 
 
-def _prompt(sequences: Sequences) -> float:
-    start = process_time_ns()
+def _prompt(sequences: Sequences, clock: Callable[[], int] = process_time_ns) -> float:
+    start = clock()
     sequences.prefill(0)
-    return float(process_time_ns() - start)
+    return float(clock() - start)
 
 
 def _decode(sequences: Sequences, batch: int, steps: int, num_draft: int = 0) -> float:

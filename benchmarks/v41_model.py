@@ -120,6 +120,8 @@ class Sequences:
         extra: int = 512,
         collectives: Collectives | None = None,
         tuning: Tuning = ALL_ON,
+        threads: int = 1,
+        cores: Sequence[int] = (),
     ) -> None:
         config = files.deepseek_v41
         self.context, self._vocab = context, config.vocab_size
@@ -129,7 +131,16 @@ class Sequences:
         memory = memoryview(bytearray(blocks * layout.block_bytes))
         options = options or RunnerOptions()
         self.runner = DeepseekV41Runner(
-            files, memory, blocks, BLOCK_TOKENS, options, collectives, kernels=kernels, tuning=tuning
+            files,
+            memory,
+            blocks,
+            BLOCK_TOKENS,
+            options,
+            collectives,
+            kernels=kernels,
+            threads=threads,
+            cores=cores,
+            tuning=tuning,
         )
         self._ends: dict[int, int] = {}
         self._made: dict[int, int] = {}

@@ -13,7 +13,17 @@ import msgspec
 import pytest
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
-SHARED = {"measure", "real_step", "run", "stub_workers", "frontend_floor", "frontend_ours", "frontend_vllm", "v41_model"}
+SHARED = {
+    "measure",
+    "real_step",
+    "run",
+    "stub_workers",
+    "frontend_floor",
+    "frontend_ours",
+    "frontend_vllm",
+    "v41_model",
+    "v41_start",
+}
 PEERS = {"agentx_agreement", "peer_replay", "cpu_engine", "served"}
 """Without the other people's software they compare with they only say what they need."""
 
