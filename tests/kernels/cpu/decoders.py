@@ -95,7 +95,7 @@ class Running:
 
     def __init__(self, library: Library, drawn: Drawn, num_blocks: int, max_rows: int, threads: int) -> None:
         shape = drawn.shape
-        self._drawn, self._fence = drawn, drawn.fence
+        self._drawn, self._fence, self._max_rows = drawn, drawn.fence, max_rows
         sizes = (num_blocks, shape.layers, 2, shape.kv_heads, shape.block_tokens, shape.head_dim * shape.wide)
         self.arena = self._fence.empty(sizes, np.uint8)
         self._written = np.zeros(sizes[:1] + sizes[4:5], bool)
@@ -103,6 +103,13 @@ class Running:
             library, drawn.weights, memoryview(self.arena).cast("B"), wide=shape.wide, block_tokens=shape.block_tokens,
             max_rows=max_rows, threads=threads,
         )  # fmt: skip
+
+    def spoil(self, blocks: list[int]) -> None:
+        """Leave rubbish in all buffers of a step: with rows that see a position which nobody wrote, in two spare blocks."""
+        written = self._written.copy()
+        found = np.concatenate(self.forward([(blocks, 1, np.zeros(1, np.int32))] * self._max_rows))
+        assert self._drawn.shape.kinds != ("bf16", "bf16") or np.isnan(found).all()  # whole numbers cannot tell
+        self.arena[blocks], self._written = POISON, written
 
     def forward(self, parts: list[tuple[list[int], int, NDArray[np.int32]]]) -> list[NDArray[Any]]:
         """Logits of every row of some block tables, starts and tokens."""

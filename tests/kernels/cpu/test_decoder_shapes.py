@@ -46,15 +46,15 @@ class Sequence:
         self.blocks: list[int] = []
 
 
-def lay_out(sequences: list[Sequence], block_tokens: int, rng: np.random.Generator) -> int:
-    """Give blocks to all, scattered, some left out; the arena's last is the end of the first sequence. How many there are."""
+def lay_out(sequences: list[Sequence], block_tokens: int, rng: np.random.Generator) -> list[int]:
+    """Give blocks to all, scattered; the arena's last is the end of the first sequence. Returns the two that are left."""
     needed = [-(-len(sequence.tokens) // block_tokens) for sequence in sequences]
     count = sum(needed) + 2
     order = [int(block) for block in rng.permutation(count - 1)]
     for sequence, number in zip(sequences, needed, strict=True):
         sequence.blocks, order = order[:number], order[number:]
-    sequences[0].blocks[-1] = count - 1
-    return count
+    left, sequences[0].blocks[-1] = [*order, sequences[0].blocks[-1]], count - 1
+    return left
 
 
 @ALL
@@ -64,14 +64,16 @@ def test_any_shape_in_any_batch_is_that_of_float64_and_touches_its_own_memory_al
     shape = data.draw(shapes())
     rng = np.random.default_rng(data.draw(st.integers(0, 2**20)))
     sequences = [Sequence(chunks, shape.vocab, rng) for chunks in data.draw(st.lists(CHUNKS, min_size=1, max_size=3))]
-    num_blocks = lay_out(sequences, shape.block_tokens, rng)
+    left = lay_out(sequences, shape.block_tokens, rng)
     steps = [
         [(sequence, ([0, *sequence.ends])[number], end) for sequence in sequences for end in sequence.ends[number : number + 1]]
         for number in range(max(len(sequence.ends) for sequence in sequences))
     ]
-    drawn = Drawn(shape, max(len(sequence.tokens) for sequence in sequences), int(rng.integers(2**20)))
+    num_blocks = len(left) + sum(len(sequence.blocks) for sequence in sequences)
+    drawn = Drawn(shape, max(2, *(len(sequence.tokens) for sequence in sequences)), int(rng.integers(2**20)))
     max_rows = max(sum(end - start for _, start, end in step) for step in steps)
     running = Running(load(name), drawn, num_blocks, max_rows, data.draw(st.integers(1, 3)))
+    running.spoil(left)
     found: dict[Sequence, list[np.ndarray]] = {sequence: [] for sequence in sequences}
     for step in steps:
         logits = running.forward([(sequence.blocks, start, sequence.tokens[start:end]) for sequence, start, end in step])
