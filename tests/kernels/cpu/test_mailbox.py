@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 from rackserve.base.errors import ResourceError
 from rackserve.kernels.cpu.library import Floats, Library, find
 from rackserve.kernels.cpu.mailbox import Mailbox, make_memory, size_of
+from tests.kernels.fence import Fence
 
 FOUND = find()
 pytestmark = pytest.mark.skipif(FOUND is None, reason="no native kernels were built here")
@@ -82,6 +84,29 @@ def test_every_lane_reads_what_all_devices_told_in_its_round(
     for result in results:
         for number, (found, (rows, width)) in enumerate(zip(result.result(), shapes, strict=True)):
             assert np.array_equal(found, np.stack([told(device, number, rows, width) for device in range(devices)]))
+
+
+def test_full_rounds_stay_in_their_memory_and_in_what_they_are_read_to() -> None:
+    c, fence, columns = library().c, Fence(), FLOATS // 4
+    memory = fence.empty(size_of(library(), 3, 2, FLOATS), np.uint8)
+    memory[:] = 0
+    boxes = [c.rk_mailbox_new(memory.ctypes.data, 3, device, 2, FLOATS, 30.0) for device in range(3)]
+
+    def rounds(device: int, lane: int) -> list[Floats]:
+        found = [fence.empty((3, 4, columns)) for _ in range(5)]
+        for number, to in enumerate(found):
+            mine = fence.copy(told(device, number, 4, columns))
+            first, end = columns * lane // 2, columns * (lane + 1) // 2
+            c.rk_mailbox_round(boxes[device], lane, mine.ctypes.data, 4, columns, first, end, to.ctypes.data)
+        return found
+
+    results = together([partial(rounds, device, lane) for device in range(3) for lane in range(2)])
+    for result in results:
+        for number, found in enumerate(result.result()):
+            assert np.array_equal(found, np.stack([told(device, number, 4, columns) for device in range(3)]))
+    for box in boxes:
+        c.rk_mailbox_free(box)
+    fence.check()
 
 
 def test_a_thousand_rounds_reuse_two_halves() -> None:
