@@ -27,6 +27,7 @@ SCRIPTS = (
     "rack_simulation",
     "transfers",
     "engine",
+    "quality",
     "v41_engine",
     "low_latency",
     "engram_rows",
