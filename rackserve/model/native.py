@@ -25,6 +25,7 @@ from rackserve.model.layout import KvDtype
 from rackserve.model.loader.blocks import Blocks
 from rackserve.model.loader.safetensors import TensorFiles
 from rackserve.model.products import Mode
+from rackserve.model.sampler import Picks
 
 KINDS: dict[str, tuple[int, Callable[[packing.Bytes], packing.Bytes]]] = {
     "q4_1": (packing.Q4, packing.pack_q4_1),
@@ -32,6 +33,9 @@ KINDS: dict[str, tuple[int, Callable[[packing.Bytes], packing.Bytes]]] = {
 }
 MAX_ROWS = 512
 """Positions of a step that buffers are made for at first; a longer step makes larger ones."""
+
+NO_HIDDEN = torch.empty(0)
+"""What a pass leaves stays in its buffers."""
 
 
 def load_native(folder: Path, config: LlamaConfig) -> DecoderWeights:
@@ -129,23 +133,31 @@ class NativeLlama:
         """The instruction set that computes."""
         return self._library.path
 
-    def forward(self, tokens: Tensor, spans: Sequence[Span]) -> Tensor:
-        """Compute positions and store their KV. tokens: int64 [rows], those of all `spans` one after the other."""
-        if len(tokens) > self._decoder.max_rows:
+    def forward(self, tokens: Tensor | Sequence[int], spans: Sequence[Span]) -> Tensor:
+        """Compute positions and store their KV. tokens: those of all `spans`, one after the other. What it returns is empty."""
+        given = tokens.tolist() if isinstance(tokens, Tensor) else tokens
+        if len(given) > self._decoder.max_rows:
             self._decoder.close()
-            self._decoder = self._make(len(tokens))
-        rows = [Rows(span.blocks, span.start, span.num_tokens) for span in spans]
-        self._decoder.forward(tokens.to(torch.int32).numpy(), rows)
-        return tokens
+            self._decoder = self._make(len(given))
+        self._decoder.forward(given, [Rows(span.blocks, span.start, span.num_tokens) for span in spans])
+        return NO_HIDDEN
 
     def logits(self, hidden: Tensor, wanted: Tensor) -> Tensor:
         """Logits float32 [len(wanted), vocab] of rows `wanted` of the last `forward`, which returned `hidden`.
 
         Good until the next call, which writes to the same memory.
         """
-        if len(wanted) > len(self._logits):
-            self._logits = np.empty((len(wanted), self._logits.shape[1]), np.float32)
-        return torch.from_numpy(self._decoder.logits(wanted.to(torch.int32).numpy(), self._logits[: len(wanted)]))
+        return torch.from_numpy(self.pick(wanted.tolist(), len(wanted))[0])
+
+    def pick(self, wanted: Sequence[int], num_read: int) -> tuple[Floats, Picks]:
+        """Logits [num_read, vocab] of the first of rows `wanted`, as good as those of `logits`; the likeliest token of all.
+
+        Other logits are never written.
+        """
+        if num_read > len(self._logits):
+            self._logits = np.empty((num_read, self._logits.shape[1]), np.float32)
+        logits = self._logits[:num_read]
+        return logits, Picks(*self._decoder.pick(wanted, logits))
 
     def time_stages(self, on: bool) -> None:
         """Begin to count where steps spend their time, from zero on; or end it. A step longer than any before ends it too."""

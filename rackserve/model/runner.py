@@ -8,7 +8,7 @@ import mmap
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, repeat
 from typing import Literal, Protocol
 
 import torch
@@ -26,7 +26,7 @@ from rackserve.model.layout import KvDtype, kv_layout
 from rackserve.model.llama import Llama, LlamaWeights, load_weights
 from rackserve.model.native import NativeLlama, load_native
 from rackserve.model.products import Mode
-from rackserve.model.sampler import sample, score, token_logprobs
+from rackserve.model.sampler import Picks, is_likeliest, likeliest, sample, score, token_logprobs
 from rackserve.model.sampling_state import Compile, SamplingStates
 
 Kernels = Literal["auto", "native", "torch"]
@@ -155,29 +155,54 @@ class LlamaRunner:
         placed = dict(zip(order, results, strict=True))
         return StepResult(step.dp_rank, tuple(placed[at] for at in range(len(items))))
 
-    @torch.inference_mode()
     def _compute(self, items: Sequence[StepItem], tokens: Sequence[int]) -> list[ItemResult]:
         spans = [Span(self._sequences[item.sequence].blocks, item.start, item.num_tokens) for item in items]
-        ends = list(accumulate(item.num_tokens for item in items))
-        wanted = torch.tensor([end - 1 for item, end in zip(items, ends, strict=True) if item.sample], dtype=torch.int64)
-        inputs = torch.tensor(tokens, dtype=torch.int64)
-        begin = time.monotonic_ns()
-        hidden = self._llama.forward(inputs, spans)
-        logits = self._llama.logits(hidden, wanted)
-        self.kernel_ns += time.monotonic_ns() - begin
-        rows = iter(logits.unbind())
-        results = [self._result(item, next(rows)) if item.sample else ItemResult(item.sequence, ()) for item in items]
+        ends = list(accumulate([item.num_tokens for item in items]))
+        # Rows whose logits are read come first; of the others the likeliest token is all that is asked for.
+        read: list[int] = []
+        plain: list[int] = []
+        for at, item in enumerate(items):
+            if item.sample:
+                (plain if is_likeliest(item) else read).append(at)
+        chosen = read + plain
+        hidden, rows, picks = self._pass(tokens, spans, [ends[at] - 1 for at in chosen], len(read))
+        results = [ItemResult(item.sequence, ()) for item in items]
+        for at, row, token, peak in zip(chosen, rows, picks.tokens, picks.logits, strict=True):
+            results[at] = self._result(items[at], row, token, peak)
         for at, item in enumerate(items):
             if item.scored:
                 results[at] = structs.replace(results[at], prompt_logprobs=self._scores(item, hidden, ends[at] - 1))
         return results
 
-    def _result(self, item: StepItem, logits: Tensor) -> ItemResult:
+    def _pass(
+        self, tokens: Sequence[int], spans: Sequence[Span], wanted: Sequence[int], num_read: int
+    ) -> tuple[Tensor, Sequence[Tensor | None], Picks]:
+        """Hidden states, the logits of each of rows `wanted`, None after the first `num_read`, and their likeliest tokens."""
+        begin = time.monotonic_ns()
+        if isinstance(self._llama, NativeLlama):  # without torch, whose calls are slow right after a pass, out of all caches
+            hidden = self._llama.forward(tokens, spans)
+            found, picks = self._llama.pick(wanted, num_read)
+            logits = torch.from_numpy(found).unbind() if num_read else ()
+        else:
+            with torch.inference_mode():
+                hidden = self._llama.forward(torch.tensor(tokens, dtype=torch.int64), spans)
+                every = self._llama.logits(hidden, torch.tensor(wanted, dtype=torch.int64))
+                picks, logits = likeliest(every), every[:num_read].unbind()
+        self.kernel_ns += time.monotonic_ns() - begin
+        return hidden, [*logits, *repeat(None, len(wanted) - num_read)], picks
+
+    def _result(self, item: StepItem, logits: Tensor | None, best: int, peak: float) -> ItemResult:
+        """`best`: the likeliest token, which is the output where there are no `logits`; `peak`: its logit."""
         # A NaN counts as the largest here, and a state that overflowed gives infinities of both signs: one look at the row.
-        row = logits.numpy()
-        best = int(row.argmax())
-        if not math.isfinite(row[best]):
+        if not math.isfinite(peak):
             raise InvariantError(f"sequence {item.sequence}: logits are not finite; a block was read before its KV was written")
+        if logits is not None:
+            return self._drawn(item, logits, best)
+        self._sequences[item.sequence].last_token = best
+        return ItemResult(item.sequence, (best,))
+
+    @torch.inference_mode()
+    def _drawn(self, item: StepItem, logits: Tensor, best: int) -> ItemResult:
         state = self._sampling.of(item)
         if state is None:
             drawn = item.sampling.temperature > 0.0
@@ -189,6 +214,7 @@ class LlamaRunner:
         scores = tuple(token_logprobs(logits, token, item.logprobs) for token in tokens) if item.logprobs >= 0 else ()
         return ItemResult(item.sequence, tuple(tokens), scores, finish=state.finish if state is not None else None)
 
+    @torch.inference_mode()
     def _scores(self, item: StepItem, hidden: Tensor, last: int) -> tuple[TokenLogprobs, ...]:
         """Log-probabilities of the item's scored tokens. `last`: its last row in `hidden`."""
         begin = last + 1 - item.num_tokens

@@ -11,7 +11,7 @@ from torch import Tensor
 from rackserve.base.errors import InvariantError
 from rackserve.base.request import SamplingParams
 from rackserve.base.rng import draw_unit
-from rackserve.base.step import TokenLogprobs
+from rackserve.base.step import StepItem, TokenLogprobs
 
 
 def sample(logits: Tensor, sampling: SamplingParams, output_index: int) -> int:
@@ -31,6 +31,28 @@ def draw_token(logits: Tensor, sampling: SamplingParams, purpose: str, output_in
     kept = _filtered(logits, sampling)
     at = draw_at(kept.shares, draw_unit(purpose, sampling.seed, output_index))
     return at if kept.ids is None else int(kept.ids[at])
+
+
+class Picks(NamedTuple):
+    """The likeliest token of each row of logits, the lowest id among equals, and its logit.
+
+    A NaN counts as the largest: where that logit is finite, the row has neither a NaN nor plus infinity.
+    """
+
+    tokens: Sequence[int]
+    logits: Sequence[float]
+
+
+def likeliest(logits: Tensor) -> Picks:
+    """Of logits [n, vocab]."""
+    rows = logits.numpy()
+    tokens = rows.argmax(-1)  # torch takes ten times as long
+    return Picks(tokens.tolist(), rows[range(len(rows)), tokens].tolist())
+
+
+def is_likeliest(item: StepItem) -> bool:
+    """Whether all that an item which samples wants of its logits is the likeliest token."""
+    return item.sampling.temperature <= 0.0 and item.logprobs < 0 and not item.sampling.changes_logits
 
 
 def probabilities(logits: Tensor, sampling: SamplingParams) -> Tensor:

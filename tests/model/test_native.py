@@ -1,27 +1,38 @@
 from __future__ import annotations
 
+from array import array
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 from safetensors.numpy import save_file as save_blocks
 from safetensors.torch import save_file
 
-from rackserve.base.errors import ConfigError
+from rackserve.base.errors import ConfigError, InvariantError
+from rackserve.base.request import SamplingParams
+from rackserve.base.step import ItemResult, StepItem
 from rackserve.kernels.cpu import library
 from rackserve.model.attention import Span
 from rackserve.model.config import LlamaConfig
+from rackserve.model.files import open_model
 from rackserve.model.kv_arena import KvArena
 from rackserve.model.layout import kv_layout
 from rackserve.model.llama import Llama, load_weights
 from rackserve.model.native import NativeLlama, load_native
+from rackserve.model.sampler import likeliest
 from tests.kernels.cpu.variants import q4_1
+from tests.model.test_runner import Rank, prompt_of
+from tests.model.tiny import write_folder
 
 CONFIG = LlamaConfig(
     vocab_size=96, hidden_size=64, ffn_size=96, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=32,
     max_positions=128, rope_theta=1e4, norm_eps=1e-5, tied=False,
 )  # fmt: skip
+
+TIED = replace(CONFIG, tied=True)
 
 
 def folder(path: Path, *, blocks: bool) -> Path:
@@ -99,3 +110,60 @@ def test_without_kernels_the_remedy_is_named(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(library, "find", lambda: None)
     with pytest.raises(ConfigError, match=r"rackserve\.kernels\.cpu\.build"):
         NativeLlama(weights, memoryview(bytearray(10)), 8, "bf16")
+
+
+def test_picks_are_the_likeliest_of_the_logits_whichever_of_these_are_read(tmp_path: Path) -> None:
+    arena = memoryview(bytearray(16 * kv_layout(CONFIG, 8, "fp32").block_bytes))
+    native = NativeLlama(load_native(folder(tmp_path, blocks=True), CONFIG), arena, 8, "fp32", threads=2)
+    hidden = native.forward(list(range(90)), [Span(list(range(16)), 0, 90)])
+    every = native.logits(hidden, torch.arange(90)).clone()
+    for num_read in (0, 3, 20):
+        wanted = [at * 7 % 90 for at in range(20)]
+        logits, picks = native.pick(wanted, num_read)
+        assert torch.equal(torch.from_numpy(logits), every[wanted[:num_read]])
+        assert (list(picks.tokens), list(picks.logits)) == likeliest(every[wanted])
+
+
+MIXED: tuple[dict[str, Any], ...] = (
+    {},
+    {"sampling": SamplingParams(temperature=1.0, seed=3)},
+    {"logprobs": 2},
+    {"sampling": SamplingParams(repetition_penalty=1.3)},
+    {},
+    {"sampling": SamplingParams(temperature=0.8, top_k=20, seed=5), "logprobs": 0},
+    {},
+)
+
+
+def test_greedy_rows_beside_rows_that_draw_give_what_each_gives_alone(tmp_path: Path) -> None:
+    files = open_model(str(write_folder(tmp_path, config=TIED)))
+    prompts = [prompt_of(number, 3 + 5 * number) for number in range(len(MIXED))]
+
+    def item(rank: Rank, number: int, output: list[int], **more: Any) -> StepItem:
+        tokens = [output[-1]] if output else prompts[number]
+        context = array("i", prompts[number] + output).tobytes()
+        start = len(prompts[number]) + len(output) - 1 if output else 0
+        return rank.item(number, start, tokens, True, output_index=len(output), context=context, **MIXED[number] | more)
+
+    def outputs(rank: Rank, chosen: list[int], **more: Any) -> list[list[ItemResult]]:
+        results: list[list[ItemResult]] = [[] for _ in chosen]
+        for _ in range(5):
+            before = [[token for result in of for token in result.tokens] for of in results]
+            items = [item(rank, number, output, **more) for number, output in zip(chosen, before, strict=True)]
+            for of, result in zip(results, rank.run(*items), strict=True):
+                of.append(result)
+        return results
+
+    together = outputs(Rank(files, None, kernels="native"), list(range(len(MIXED))))
+    alone = [outputs(Rank(files, None, kernels="native"), [number])[0] for number in range(len(MIXED))]
+    assert together == alone
+    read = outputs(Rank(files, None, kernels="native"), [0, 4, 6], logprobs=0)  # the way through logits
+    assert [[one.tokens for one in of] for of in read] == [[one.tokens for one in alone[number]] for number in (0, 4, 6)]
+
+
+@pytest.mark.parametrize("logprobs", [-1, 0])
+def test_a_block_never_written_is_an_error_not_a_token(tmp_path: Path, logprobs: int) -> None:
+    rank = Rank(open_model(str(write_folder(tmp_path, config=TIED))), None, kernels="native")
+    good = rank.item(1, 0, [4, 5], True)
+    with pytest.raises(InvariantError, match="sequence 2: logits are not finite"):
+        rank.run(good, rank.item(2, 8, [5], True, logprobs=logprobs))

@@ -15,7 +15,7 @@ from rackserve.model.files import ModelFiles
 from rackserve.model.layout import KvDtype, kv_layout
 from rackserve.model.llama import LlamaWeights, load_weights
 from rackserve.model.products import Mode, Products
-from rackserve.model.runner import LlamaRunner
+from rackserve.model.runner import Kernels, LlamaRunner
 from rackserve.model.sampling_state import Compile
 from tests.model import libraries
 
@@ -31,17 +31,18 @@ class Rank:
     def __init__(
         self,
         files: ModelFiles,
-        weights: LlamaWeights,
+        weights: LlamaWeights | None,
         dtype: KvDtype = "bf16",
         num_blocks: int = NUM_BLOCKS,
         block_tokens: int = BLOCK_TOKENS,
         compile_constraint: Compile | None = None,
+        kernels: Kernels = "torch",
     ) -> None:
         self.block_tokens = block_tokens
         self.block_bytes = kv_layout(files.config, block_tokens, dtype).block_bytes
         self.memory = bytearray(b"\xff" * (num_blocks * self.block_bytes))
         memory = memoryview(self.memory)
-        self.runner = LlamaRunner(files, memory, num_blocks, block_tokens, dtype, weights, compile_constraint)
+        self.runner = LlamaRunner(files, memory, num_blocks, block_tokens, dtype, weights, compile_constraint, kernels)
         self.free = [at * 27 % num_blocks for at in range(num_blocks)]  # 27 shares no factor with 400 or 80
         self.tables: dict[int, list[int]] = {}
 

@@ -11,7 +11,17 @@ from torch import Tensor
 
 from rackserve.base.errors import InvariantError
 from rackserve.base.request import SamplingParams
-from rackserve.model.sampler import SCORED_ROWS, draw_token, probabilities, sample, score, token_logprobs
+from rackserve.base.step import StepItem
+from rackserve.model.sampler import (
+    SCORED_ROWS,
+    draw_token,
+    is_likeliest,
+    likeliest,
+    probabilities,
+    sample,
+    score,
+    token_logprobs,
+)
 
 LOGITS = torch.tensor([2.0, -1.0, 0.5, 1.5, -30.0])
 
@@ -159,3 +169,36 @@ def test_filters_keep_what_a_sort_of_all_tokens_would(
     assert set(found.nonzero().flatten().tolist()) <= set(order[: fewest + 1].tolist())
     wanted = values[:kept].exp() / values[:kept].exp().sum()
     assert torch.allclose(found[order[:kept]], wanted, rtol=1e-9)
+
+
+def test_the_likeliest_of_each_row_is_the_lowest_id_among_equals_and_a_nan_above_all() -> None:
+    inf, nan = math.inf, math.nan
+    rows = [
+        [1.0, 3.0, 3.0, 2.0],
+        [-inf, -inf, -inf, -inf],
+        [0.0, nan, inf, nan],
+        [-inf, 5.0, inf, inf],
+        [-inf, -2.0, -9.0, -2.0],
+    ]
+    found = likeliest(torch.tensor(rows))
+    assert list(found.tokens) == [1, 0, 1, 2, 1]
+    assert found.logits[:2] == [3.0, -inf] and math.isnan(found.logits[2]) and found.logits[3:] == [inf, -2.0]
+    assert likeliest(torch.empty(0, 4)) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("sampling", "logprobs", "wanted"),
+    [
+        (SamplingParams(top_p=0.5, top_k=3, min_p=0.1, seed=4), -1, True),
+        (SamplingParams(temperature=-1.0), -1, True),
+        (SamplingParams(temperature=0.1), -1, False),
+        (SamplingParams(), 0, False),
+        (SamplingParams(frequency_penalty=0.1), -1, False),
+        (SamplingParams(logit_bias=((3, 1.0),)), -1, False),
+        (SamplingParams(min_tokens=1), -1, False),
+    ],
+)
+def test_logits_are_read_where_the_likeliest_token_is_not_all_that_is_wanted(
+    sampling: SamplingParams, logprobs: int, wanted: bool
+) -> None:
+    assert is_likeliest(StepItem(1, 0, 1, b"", (), True, sampling=sampling, logprobs=logprobs)) == wanted

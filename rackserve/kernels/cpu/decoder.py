@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import struct
+from array import array
 from collections.abc import Sequence
 from ctypes import POINTER, Structure, c_float, c_int32, c_void_p
 from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rackserve.base.errors import ConfigError, ResourceError
-from rackserve.kernels.cpu.library import Floats, Library, MatrixView, view_of
+from rackserve.kernels.cpu.library import PICK, Floats, Library, MatrixView, view_of
 from rackserve.kernels.cpu.packing import Bytes
 
 HEAD_MULTIPLE = 16
 MAX_HEAD = 256
 MAX_SHARED = 16
 """Query heads to a kv head (a part of TILE in src/attention.h)."""
+
+SPAN = "Pii"
+"""`RkSpan` of src/decoder.h: a block table's address, the first position, positions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,21 +84,20 @@ class _Model(Structure):
     )  # fmt: skip
 
 
-class _Span(Structure):
-    _fields_ = (("blocks", c_void_p), ("start", c_int32), ("rows", c_int32))
+Ints = Sequence[int] | NDArray[np.int32]
 
 
 @dataclass(slots=True)
 class Rows:
-    """`count` positions from `start` on of a sequence with block table `blocks`."""
+    """`count` positions from `start` on of a sequence with block table `blocks`; an array of "i" is read where it lies."""
 
-    blocks: Sequence[int]
+    blocks: Ints
     start: int
     count: int
-    table: NDArray[np.int32] = field(init=False)
+    table: array[int] | NDArray[np.int32] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.table = np.asarray(self.blocks, np.int32)
+        self.table = self.blocks if isinstance(self.blocks, array) else np.asarray(self.blocks, np.int32)
 
 
 class Decoder:
@@ -140,17 +145,31 @@ class Decoder:
         if not self._decoder:
             raise ResourceError(f"no memory for the buffers of a step of {max_rows} positions; lower scheduler.max_tokens")
 
-    def forward(self, tokens: NDArray[np.int32], spans: Sequence[Rows]) -> None:
+    def forward(self, tokens: Ints, spans: Sequence[Rows]) -> None:
         """Compute positions and store their KV. `tokens`: those of all spans, one after the other, at most `max_rows`."""
-        given = (_Span * len(spans))(*(_Span(span.table.ctypes.data, span.start, span.count) for span in spans))
-        self._check(self._library.c.rk_decoder_forward(self._decoder, given, len(spans), tokens.ctypes.data))
+        given = struct.pack(SPAN * len(spans), *chain.from_iterable((_at(s.table), s.start, s.count) for s in spans))
+        ids = _in_memory(tokens)
+        self._check(self._library.c.rk_decoder_forward(self._decoder, given, len(spans), _at(ids)))
 
-    def logits(self, rows: NDArray[np.int32], out: Floats | None = None) -> Floats:
-        """Logits float32 [n, vocab] of the rows in `rows` of the last `forward`, in `out` if given: fresh memory is slow."""
+    def logits(self, rows: Ints, out: Floats | None = None) -> Floats:
+        """Logits float32 [n, vocab] of rows of the last `forward`, in `out` if given."""
         out = np.empty((len(rows), self.vocab), np.float32) if out is None else out
-        if len(rows):
-            self._check(self._library.c.rk_decoder_logits(self._decoder, rows.ctypes.data, len(rows), out.ctypes.data))
+        self.pick(rows, out)
         return out
+
+    def pick(self, rows: Ints, full: Floats | None = None) -> tuple[Sequence[int], Sequence[float]]:
+        """The likeliest token of each of `rows` of the last `forward`, and its logit.
+
+        The lowest id among equals; a NaN counts as the largest, the first among several. Logits of the first of `rows` go to
+        `full` [n, vocab]; the others' are never written.
+        """
+        wanted, picks = _in_memory(rows), array("q", bytes(8 * len(rows)))
+        out, count = (None, 0) if full is None else (full.ctypes.data, len(full))
+        if len(rows):
+            given = _at(wanted), len(rows), _at(picks), out, count
+            self._check(self._library.c.rk_decoder_logits(self._decoder, *given))
+        flat = struct.unpack(PICK * len(rows), picks)
+        return flat[::2], flat[1::2]
 
     def time(self, on: bool) -> None:
         """Begin to count where steps spend their time, from zero on; or end it."""
@@ -182,3 +201,12 @@ class Decoder:
 def _layer_of(layer: DecoderLayer) -> _Layer:
     norms = layer.attention_norm.ctypes.data, layer.ffn_norm.ctypes.data
     return _Layer(*norms, layer.qkv.view(), layer.output.view(), layer.gate_up.view(), layer.down.view())
+
+
+def _in_memory(numbers: Ints) -> array[int] | NDArray[np.int32]:
+    return numbers if isinstance(numbers, np.ndarray) else array("i", numbers)
+
+
+def _at(numbers: array[int] | NDArray[np.int32]) -> int:
+    """Where they lie. Arrays tell it several times as fast as numpy's."""
+    return numbers.buffer_info()[0] if isinstance(numbers, array) else numbers.ctypes.data

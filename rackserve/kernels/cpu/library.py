@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import os
+import struct
+from collections.abc import Sequence
 from ctypes import POINTER, Structure, c_char_p, c_int32, c_void_p
 from functools import cache
 from pathlib import Path
@@ -15,7 +17,7 @@ from rackserve.base.errors import ConfigError
 from rackserve.kernels.cpu.build import BUILT, compiler
 from rackserve.kernels.cpu.packing import BF16, GROUP, LANES, Bytes
 
-ABI = 5
+ABI = 6
 
 NEEDED: dict[str, frozenset[str]] = {
     "avx512": frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "f16c", "fma"}),
@@ -28,6 +30,9 @@ VARIABLE = "RACKSERVE_KERNELS"
 """Environment variable that names the variant to load instead of the best, or "none"."""
 
 Floats = NDArray[np.float32]
+
+PICK = "if"
+"""`RkPick` of src/pick.h: a token and its logit."""
 
 
 class MatrixView(Structure):
@@ -47,11 +52,12 @@ class Library:
         self.path: str = self.c.rk_path().decode()
         self.c.rk_product.argtypes = [POINTER(MatrixView), c_void_p, c_int32, c_void_p]
         self.c.rk_unpack_row.argtypes = [POINTER(MatrixView), c_int32, c_void_p]
+        self.c.rk_pick.argtypes = [c_void_p, c_int32, c_int32, c_void_p]
         self.c.rk_decoder_new.restype = c_void_p
         self.c.rk_decoder_new.argtypes = [c_void_p, c_void_p, c_int32, c_int32, c_int32, c_void_p]
         self.c.rk_decoder_free.argtypes = [c_void_p]
         self.c.rk_decoder_forward.argtypes = [c_void_p, c_void_p, c_int32, c_void_p]
-        self.c.rk_decoder_logits.argtypes = [c_void_p, c_void_p, c_int32, c_void_p]
+        self.c.rk_decoder_logits.argtypes = [c_void_p, c_void_p, c_int32, c_void_p, c_void_p, c_int32]
         self.c.rk_decoder_time.argtypes = [c_void_p, c_int32]
         self.c.rk_decoder_times.argtypes = [c_void_p, c_void_p]
         self.c.rk_stage_name.restype = c_char_p
@@ -78,6 +84,16 @@ class Library:
         out = np.empty(view.inputs, np.float32)
         self.c.rk_unpack_row(view, output, out.ctypes.data)
         return out
+
+    def pick(self, parts: Sequence[Floats]) -> tuple[int, float]:
+        """The likeliest token of a row whose logits come in `parts`, multiples of 16, and its logit: as in `Decoder.pick`."""
+        best, first = (ctypes.c_char * struct.calcsize(PICK))(), 0
+        self.c.rk_pick(None, 0, 0, best)
+        for part in parts:
+            self.c.rk_pick(part.ctypes.data, len(part), first, best)
+            first += len(part)
+        token, logit = struct.unpack(PICK, best)
+        return token, logit
 
 
 def view_of(packed: Bytes, kind: int) -> MatrixView:

@@ -9,6 +9,14 @@ namespace {
 constexpr int RUN = 4;    // parts that one piece of work takes where a task is split
 constexpr int AMPLE = 4;  // tasks to a member from which on none is split
 
+constexpr int HEAD_ROWS = 128, HEAD_OUTPUTS = 256;  // whose logits are in the cache at once
+
+// `count` outputs of a matrix from `first` on, both multiples of 16.
+Matrix outputs_of(const Matrix& matrix, int first, int count) {
+    const size_t tile = size_t(matrix.inputs / GROUP) * group_bytes(matrix.kind);
+    return {matrix.data + first / LANES * tile, matrix.kind, count, matrix.inputs};
+}
+
 }  // namespace
 
 Decoder::Decoder(const RkModel& model, const Cache& cache, int threads, const int32_t* cores)
@@ -18,7 +26,9 @@ Decoder::Decoder(const RkModel& model, const Cache& cache, int threads, const in
       qkv_(size_t(model.max_rows) * qkv_width()), mixed_(size_t(model.max_rows) * model.heads * model.head_dim),
       gates_(size_t(model.max_rows) * 2 * model.ffn), highs_(size_t(model.max_rows) * wide_), lows_(size_t(model.max_rows) * wide_),
       pairs_(size_t(model.max_rows) * wide_ / 2), scales_(size_t(model.max_rows) * wide_ / GROUP),
-      sums_(size_t(model.max_rows) * wide_ / GROUP), fine_(size_t(model.max_rows) * wide_ / GROUP), scratch_(team_.size()) {
+      sums_(size_t(model.max_rows) * wide_ / GROUP), fine_(size_t(model.max_rows) * wide_ / GROUP),
+      head_rows_(std::min(model.max_rows, HEAD_ROWS)), some_(size_t(team_.size()) * head_rows_ * HEAD_OUTPUTS),
+      picks_(size_t(team_.size()) * head_rows_), scratch_(team_.size()) {
     for (int member = 0; member < team_.size(); member++) panels_.emplace_back(wide_);
 }
 
@@ -27,9 +37,9 @@ void Decoder::forward(const RkSpan* spans, int num_spans, const int32_t* tokens)
     team_.run([&](int member) { run(member, spans, tokens); });
 }
 
-void Decoder::logits(const int32_t* wanted, int count, float* out) {
-    for (int begin = 0; begin < count; begin += m_.max_rows) {
-        const int rows = std::min(count - begin, m_.max_rows);
+void Decoder::logits(const int32_t* wanted, int count, RkPick* picks, float* out, int full) {
+    for (int begin = 0; begin < count; begin += head_rows_) {
+        const int rows = std::min(count - begin, head_rows_);
         team_.run([&](int member) {
             if (member == 0) clock_.begin();
             share(member, rows, [&](int row) {
@@ -38,9 +48,32 @@ void Decoder::logits(const int32_t* wanted, int count, float* out) {
                 quantise_row(normed, row, rows, m_.head);
             });
             finish(member, NORM);
-            multiply(member, m_.head, normed_.at(), rows, out + size_t(begin) * m_.vocab, m_.vocab, false);
+            head(member, rows, begin < full ? out + size_t(begin) * m_.vocab : nullptr, std::min(full - begin, rows));
             finish(member, HEAD);
         });
+        for (int row = 0; row < rows; row++) {
+            picks[begin + row] = NOTHING;
+            for (int member = 0; member < team_.size(); member++) prefer(picks[begin + row], *picks_.at(member * head_rows_ + row));
+        }
+    }
+}
+
+// A member's part of the logits, some outputs of all rows at a time.
+void Decoder::head(int member, int rows, float* out, int full) {
+    const auto [begin, end] = part(member, m_.head.outputs);
+    float* some = some_.at(size_t(member) * head_rows_ * HEAD_OUTPUTS);
+    RkPick* best = picks_.at(member * head_rows_);
+    std::fill_n(best, rows, NOTHING);
+    for (int first = begin; first < end; first += HEAD_OUTPUTS) {
+        const int count = std::min(HEAD_OUTPUTS, end - first);
+        const Matrix part = outputs_of(m_.head, first, count);
+        if (takes_many(part, rows)) product_many(panels_[member], part, many(), rows, 0, count, some, HEAD_OUTPUTS, false);
+        else product(part, few(normed_.at()), rows, 0, count, some, HEAD_OUTPUTS, false);
+        for (int row = 0; row < rows; row++) {
+            const float* logits = some + size_t(row) * HEAD_OUTPUTS;
+            prefer(best[row], logits, count, first);
+            if (row < full) std::copy_n(logits, count, out + size_t(row) * m_.vocab + first);
+        }
     }
 }
 

@@ -8,6 +8,7 @@
 #include "blocked.h"
 #include "buffer.h"
 #include "matrix.h"
+#include "pick.h"
 #include "stages.h"
 #include "team.h"
 
@@ -50,8 +51,9 @@ class Decoder {
 
     void forward(const RkSpan* spans, int num_spans, const int32_t* tokens);
 
-    // Of rows `wanted` of the last `forward` -> out [count][vocab].
-    void logits(const int32_t* wanted, int count, float* out);
+    // The likeliest tokens of rows `wanted` of the last `forward` -> picks [count]. All logits of the first `full` of these rows -> out
+    // [full][vocab]; those of the others never leave the cache.
+    void logits(const int32_t* wanted, int count, RkPick* picks, float* out, int full);
 
     StageClock& clock() { return clock_; }
 
@@ -68,6 +70,7 @@ class Decoder {
     void normalise(const float* from, const float* weight, float* to) const;
     void plan(const RkSpan* spans, int num_spans);
     void finish(int member, Stage stage);
+    void head(int member, int rows, float* out, int full);
     void run(int member, const RkSpan* spans, const int32_t* tokens);
     void attention(int member, int layer, const RkSpan* spans);
     void mlp(int member, const RkLayer& layer);
@@ -91,6 +94,9 @@ class Decoder {
     Buffer<int32_t> pairs_;
     Buffer<float> scales_, sums_;
     Buffer<uint8_t> fine_;
+    const int head_rows_;  // whose logits are computed at once
+    Buffer<float> some_;   // logits; of each member
+    Buffer<RkPick> picks_;
     std::vector<Task> tasks_;
     std::vector<std::pair<int, int>> pieces_;  // task and first part; empty: one piece of work is a task
     std::vector<int> first_row_, owner_;

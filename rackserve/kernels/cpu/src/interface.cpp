@@ -6,7 +6,7 @@ using namespace rackserve;
 
 extern "C" {
 
-int rk_abi() { return 5; }
+int rk_abi() { return 6; }
 
 const char* rk_path() {
 #if defined(__AVX512VNNI__)
@@ -40,9 +40,9 @@ int rk_decoder_forward(void* decoder, const RkSpan* spans, int32_t num_spans, co
     }
 }
 
-int rk_decoder_logits(void* decoder, const int32_t* rows, int32_t count, float* out) {
+int rk_decoder_logits(void* decoder, const int32_t* rows, int32_t count, RkPick* picks, float* out, int32_t full) {
     try {
-        static_cast<Decoder*>(decoder)->logits(rows, count, out);
+        static_cast<Decoder*>(decoder)->logits(rows, count, picks, out, full);
         return 0;
     } catch (...) {
         return 1;
@@ -58,6 +58,12 @@ void rk_decoder_time(void* decoder, int32_t on) { static_cast<Decoder*>(decoder)
 // Seconds by stage.
 void rk_decoder_times(void* decoder, double* seconds) {
     for (int stage = 0; stage < STAGES; stage++) seconds[stage] = static_cast<Decoder*>(decoder)->clock().seconds(stage);
+}
+
+// Of a row that comes in parts; the first has no tokens and sets `best`.
+void rk_pick(const float* logits, int32_t count, int32_t first, RkPick* best) {
+    if (!count) *best = NOTHING;
+    prefer(*best, logits, count, first);
 }
 
 void rk_product(const Matrix* matrix, const float* rows, int32_t count, float* out) {
