@@ -10,7 +10,7 @@ from rackserve.base.errors import InvariantError
 from rackserve.model.deepseek_v41.attention import attend
 from rackserve.model.deepseek_v41.rounding import pack_fp4_fine, pack_fp8, unpack_fp4_fine, unpack_fp8
 from rackserve.model.products import Products
-from tests.kernels.triton.drawn import noise, permuted, poisoned
+from tests.kernels.triton.drawn import ending, fenced, noise, permuted, poisoned
 
 attention = pytest.importorskip("rackserve.kernels.triton.attention")
 
@@ -29,9 +29,14 @@ class Case:
         rings = poisoned(count + 1, capacity, dim + dim // 32)
         blocks = max(-(-length // BLOCK_ROWS) for length in lengths)
         arena = poisoned(count * blocks + 2, BLOCK_ROWS * (dim // 2 + dim // 16) + 40)
-        main = arena[:, 8:-32].unflatten(1, (BLOCK_ROWS, -1))
-        tables = permuted(count * blocks + 2)[: count * blocks].view(count, blocks).int()
-        slots, selected = permuted(count + 1)[:count].int(), torch.full((count, topk), -1, dtype=torch.int32)
+        main = arena[:, 40:].unflatten(1, (BLOCK_ROWS, -1))
+        longest = lengths.index(max(lengths))
+        tables = permuted(count * blocks + 2)[: count * blocks].view(count, blocks)
+        tables = fenced(ending(tables, count * blocks + 1, longest, (lengths[longest] - 1) // BLOCK_ROWS).int())
+        slots, selected = (
+            fenced(ending(permuted(count + 1)[:count], count, longest).int()),
+            torch.full((count, topk), -1, dtype=torch.int32),
+        )
         near, far = torch.zeros(count, window, dim), torch.zeros(count, topk, dim)
         for number, length in enumerate(lengths):
             for position in range(max(firsts[number], length - capacity), length):
@@ -39,7 +44,8 @@ class Case:
                 rings[slots[number], position % capacity] = row
                 if position >= length - window:
                     near[number, position - length + window] = unpack_fp8(row, dim)
-            rows = permuted(length, seed=number)[: min(topk, length // 2)].sort().values
+            rows = ending(permuted(length, seed=number)[: min(topk, length // 2)], length - 1, 0) if length > 1 else permuted(0)
+            rows = rows.sort().values
             for place, row_number in enumerate(rows.tolist(), topk - len(rows)):
                 row = pack_fp4_fine(noise(1, dim, seed=7000 + 100 * number + row_number))
                 main[tables[number, row_number // BLOCK_ROWS], row_number % BLOCK_ROWS] = row
@@ -49,8 +55,8 @@ class Case:
         seen = at[:, None] - window + 1 + torch.arange(window)
         self.near, self.far = near, far
         self.near_there, self.far_there = seen >= first[:, None].clamp(min=0), selected >= 0
-        self.window = attention.Window(rings, slots, at.int(), first.int(), window)
-        self.chosen = attention.Chosen(main, tables, torch.arange(count).int(), selected)
+        self.window = attention.Window(rings, slots, fenced(at.int()), fenced(first.int()), window)
+        self.chosen = attention.Chosen(main, tables, fenced(torch.arange(count).int()), fenced(selected))
 
     def wanted(self, *, far: bool = True, dtype: torch.dtype = torch.float64) -> Tensor:
         rows = torch.cat((self.near, self.far), 1) if far else self.near

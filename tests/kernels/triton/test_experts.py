@@ -13,7 +13,7 @@ from rackserve.model.deepseek_v41.moe import Expert
 from rackserve.model.deepseek_v41.rounding import pack_fp8, round_fp8, unpack_fp8
 from rackserve.model.products import Products
 from tests.kernels.cpu.v41_matrices import fp4
-from tests.kernels.triton.drawn import noise
+from tests.kernels.triton.drawn import fenced, noise
 
 experts = pytest.importorskip("rackserve.kernels.triton.experts")
 
@@ -38,7 +38,7 @@ def matrices(outputs: int, inputs: int, seed: int) -> tuple[Any, Tensor]:
     """One random matrix per expert, packed, and the float32 numbers it stands for."""
     rng = np.random.default_rng(seed)
     pairs, exponents, wide = zip(*(fp4(rng, outputs, inputs) for _ in range(EXPERTS)), strict=True)
-    packed = experts.Fp4(torch.tensor(np.stack(pairs)), torch.tensor(np.stack(exponents)))
+    packed = experts.Fp4(fenced(torch.tensor(np.stack(pairs))), fenced(torch.tensor(np.stack(exponents))))
     return packed, torch.tensor(np.stack(wide))
 
 
@@ -51,7 +51,11 @@ def drawn(count: int, top: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
     """Rows as packed, chosen experts (few of them favoured, one never chosen) and weights."""
     generator = torch.Generator().manual_seed(seed)
     chosen = torch.stack([torch.randperm(EXPERTS - 1, generator=generator)[:top] for _ in range(count)])
-    return pack_fp8(noise(count, HIDDEN, seed=seed)), chosen, torch.rand(count, top, generator=generator)
+    return (
+        fenced(pack_fp8(noise(count, HIDDEN, seed=seed))),
+        fenced(chosen),
+        fenced(torch.rand(count, top, generator=generator)),
+    )
 
 
 def reference(packed: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 from rackserve.base.errors import InvariantError
 from rackserve.model.deepseek_v41.indexer import Indexer, best
 from rackserve.model.deepseek_v41.rounding import pack_fp4, round_fp4, unpack_fp4
-from tests.kernels.triton.drawn import noise, permuted, poisoned
+from tests.kernels.triton.drawn import ending, fenced, noise, permuted, poisoned
 
 indexer = pytest.importorskip("rackserve.kernels.triton.indexer")
 selection = pytest.importorskip("rackserve.kernels.triton.selection")
@@ -23,17 +23,18 @@ INF = float("inf")
 def drawn() -> tuple[Tensor, Tensor, Any, Tensor]:
     """Queries of five sequences, their weights, their keys in a poisoned arena, and those keys unpacked."""
     count, blocks = len(VISIBLE), -(-WIDTH // BLOCK_ROWS)
-    queries, weights = round_fp4(noise(count, HEADS, DIM)), noise(count, HEADS, seed=1)
+    queries, weights = fenced(round_fp4(noise(count, HEADS, DIM))), noise(count, HEADS, seed=1)
     arena = poisoned(count * blocks, BLOCK_ROWS * (DIM // 2 + DIM // 32) + 24)
     cache = arena[:, 24:].unflatten(1, (BLOCK_ROWS, -1))
-    tables = permuted(count * blocks).view(count, blocks).int()
+    tables = permuted(count * blocks).view(count, blocks)
+    tables = fenced(ending(tables, count * blocks - 1, 4, VISIBLE[4] // BLOCK_ROWS - 1).int())
     unpacked = torch.zeros(count, WIDTH, DIM)
     for number, length in enumerate(VISIBLE):
         packed = pack_fp4(noise(length, DIM, seed=number))
         unpacked[number, :length] = unpack_fp4(packed, DIM)
         for row, stored in enumerate(packed):
             cache[tables[number, row // BLOCK_ROWS], row % BLOCK_ROWS] = stored
-    keys = indexer.Keys(cache, tables, torch.arange(count).int(), torch.tensor(VISIBLE, dtype=torch.int32))
+    keys = indexer.Keys(cache, tables, fenced(torch.arange(count).int()), fenced(torch.tensor(VISIBLE).int()))
     return queries, weights, keys, unpacked
 
 

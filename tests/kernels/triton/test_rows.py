@@ -7,7 +7,7 @@ from rackserve.base.errors import InvariantError
 from rackserve.model.deepseek_v41 import rounding
 from rackserve.model.deepseek_v41.rotation import Rotation
 from rackserve.model.deepseek_v41.streams import rms_norm
-from tests.kernels.triton.drawn import edges, noise, permuted, poisoned, whole
+from tests.kernels.triton.drawn import edges, ending, noise, permuted, poisoned, whole
 
 rows = pytest.importorskip("rackserve.kernels.triton.rows")
 
@@ -36,11 +36,11 @@ def test_rows_go_to_their_places_across_blocks_and_nowhere_else(kind: str) -> No
     x = noise(13, 64)
     wanted = PACKS[kind](x)
     arena = poisoned(5, 4 * wanted.shape[1] + 24)
-    cache = arena[:, 8 : 8 + 4 * wanted.shape[1]].unflatten(1, (4, -1))
-    places = permuted(20)[:13]
+    cache = arena[:, 24:].unflatten(1, (4, -1))
+    places = ending(permuted(20)[:13], 19, 0)
     places[4] = -1
     expected = arena.clone()
-    expected_cache = expected[:, 8 : 8 + 4 * wanted.shape[1]].unflatten(1, (4, -1))
+    expected_cache = expected[:, 24:].unflatten(1, (4, -1))
     for place, row in zip(places.tolist(), wanted, strict=True):
         if place >= 0:
             expected_cache[place // 4, place % 4] = row

@@ -5,7 +5,7 @@ import torch
 
 from rackserve.base.errors import InvariantError
 from rackserve.model.deepseek_v41.indexer import best
-from tests.kernels.triton.drawn import noise
+from tests.kernels.triton.drawn import fenced, noise
 
 selection = pytest.importorskip("rackserve.kernels.triton.selection")
 
@@ -23,14 +23,14 @@ def tied(rows: int, width: int, seed: int = 0) -> torch.Tensor:
     scores = (noise(rows, width, seed=seed) * 2).round() / 2
     scores[noise(rows, width, seed=seed + 1) > 1] = -INF
     scores[noise(rows, width, seed=seed + 2) > 1.5] = -0.0
-    return scores
+    return fenced(scores)
 
 
 @pytest.mark.parametrize(("width", "count"), [(1, 5), (7, 1), (64, 70), (150, 5), (150, 70)])
 def test_it_chooses_what_the_reference_chooses_also_among_equals(width: int, count: int) -> None:
     scores = torch.cat([tied(2, width), noise(1, width), torch.full((1, width), -INF), torch.zeros(1, width)])
     scores[1, width // 2] = INF
-    assert torch.equal(selection.select(scores, count).long(), best(scores, count))
+    assert torch.equal(selection.select(fenced(scores), count).long(), best(scores, count))
 
 
 def test_scores_of_every_size_are_told_apart() -> None:
@@ -43,7 +43,7 @@ def test_scores_of_every_size_are_told_apart() -> None:
 
 
 def test_scores_of_blocks_give_numbers_of_rows() -> None:
-    blocks = torch.tensor([[-1, 2, 5, 9], [0, 1, 2, 3]], dtype=torch.int32)
+    blocks = fenced(torch.tensor([[-1, 2, 5, 9], [0, 1, 2, 3]], dtype=torch.int32))
     scores = tied(2, 12)
     scores[0, :3] = -INF
     numbers = blocks.repeat_interleave(3, 1) * 3 + torch.arange(3).repeat(4)
