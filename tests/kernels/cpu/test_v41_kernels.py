@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ctypes import c_float, c_void_p
+from ctypes import c_float, c_int64, c_void_p
 from typing import Any
 
 import numpy as np
@@ -117,6 +117,46 @@ def test_a_mix_of_streams_is_that_of_float64(name: str, vectors: int, seed: int,
     size = 1 / np.sqrt((streams.astype(np.float64) ** 2).mean() + EPS)
     wanted = mixed(numbers.astype(np.float64) * size * scale + base, iterations)
     assert np.allclose(out, wanted, rtol=1e-4, atol=1e-6)
+    drawn.fence.check()
+
+
+@ALL
+@given(VECTORS, SEEDS)
+@few
+def test_streams_are_collapsed_expanded_and_averaged_as_in_float64(name: str, vectors: int, seed: int) -> None:
+    c, drawn, hidden = load(name).c, Drawn(seed), vectors * 16
+    before, y, mix = drawn.normal(4, hidden), drawn.normal(hidden), drawn.normal(24)
+    streams, out, middle = drawn.fence.copy(before, writable=True), drawn.out(hidden), drawn.out(hidden)
+    c.rk_v41_collapse(at(streams), at(mix), hidden, at(out))
+    wide = before.astype(np.float64)
+    assert np.allclose(out, mix[:4].astype(np.float64) @ wide, rtol=0, atol=1e-5)
+    c.rk_v41_mean(at(streams), hidden, at(middle))
+    assert np.allclose(middle, wide.mean(0), rtol=0, atol=1e-6)
+    c.rk_v41_expand(at(y), at(mix), hidden, at(streams))
+    wanted = mix[4:8, None].astype(np.float64) * y + mix[8:].reshape(4, 4).T.astype(np.float64) @ wide
+    assert np.allclose(streams, wanted, rtol=0, atol=2e-5)
+    drawn.fence.check()
+
+
+@ALL
+@given(VECTORS, st.integers(1, 40), st.sampled_from([0, 1, 63, 64, 8191, 65536, 1000000]), SEEDS)
+@few
+def test_rotation_turns_the_last_channels_and_back(name: str, vectors: int, pairs: int, position: int, seed: int) -> None:
+    c, drawn, n = load(name).c, Drawn(seed), vectors * 16
+    pairs = min(pairs, n // 2)
+    freqs = drawn.fence.copy((10000.0 ** -drawn.rng.random(pairs)).astype(np.float32))
+    before, turn = drawn.normal(n), drawn.out((pairs, 2))
+    x = drawn.fence.copy(before, writable=True)
+    c.rk_v41_turns(at(freqs), pairs, c_int64(position), at(turn))
+    angles = (np.float32(position) * freqs).astype(np.float64)  # an angle is a float32, as where the model was trained
+    assert np.allclose(turn, np.stack([np.cos(angles), np.sin(angles)], 1), rtol=0, atol=1e-7)
+    c.rk_v41_rotate(at(x), n, at(turn), pairs, 0)
+    still, pair = np.split(before.astype(np.float64), [n - 2 * pairs])
+    turned = (pair.reshape(-1, 2) @ [1, 1j]) * np.exp(1j * angles)
+    assert np.array_equal(x[: n - 2 * pairs], still)
+    assert np.allclose(x[n - 2 * pairs :].reshape(-1, 2), np.stack([turned.real, turned.imag], 1), rtol=0, atol=2e-6)
+    c.rk_v41_rotate(at(x), n, at(turn), pairs, 1)
+    assert np.allclose(x, before, rtol=0, atol=2e-6)
     drawn.fence.check()
 
 

@@ -26,6 +26,10 @@ void rk_v41_silu(const float* x, int32_t n, float* out) {
     for (int at = 0; at < n; at += rackserve::LANES) rackserve::store(out + at, silu(rackserve::load<rackserve::F32>(x + at)));
 }
 
+void rk_v41_turns(const float* freqs, int32_t pairs, int64_t position, float* out) { turns(freqs, pairs, position, out); }
+
+void rk_v41_rotate(float* x, int32_t n, const float* turn, int32_t pairs, int32_t back) { rotate(x, n, turn, pairs, back != 0); }
+
 // out: pre [4], post [4], comb [4][4].
 void rk_v41_mix(const float* streams, int32_t hidden, const float* m, const float* scale, const float* base, int32_t iterations, float hc_eps,
                 float norm_eps, float* out) {
@@ -33,6 +37,17 @@ void rk_v41_mix(const float* streams, int32_t hidden, const float* m, const floa
     mix(streams, hidden, m, scale, base, iterations, hc_eps, norm_eps, found);
     std::memcpy(out, &found, sizeof found);
 }
+
+void rk_v41_collapse(const float* streams, const float* pre, int32_t hidden, float* out) { collapse(streams, pre, hidden, out); }
+
+// mixed: as `rk_v41_mix` writes it.
+void rk_v41_expand(const float* y, const float* mixed, int32_t hidden, float* streams) {
+    Mix mix;
+    std::memcpy(&mix, mixed, sizeof mix);
+    expand(y, mix, hidden, streams);
+}
+
+void rk_v41_mean(const float* streams, int32_t hidden, float* out) { mean(streams, hidden, out); }
 
 void rk_v41_inject(const float* found, const float* weight, int32_t hidden, float eps, float* streams) {
     std::vector<float> room(hidden);
