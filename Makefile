@@ -49,13 +49,18 @@ bench: $(READY)
 conformance: $(READY)
 	$(RUN) -m conformance $(if $(ON_DEMAND),--on-demand) $(SUITE)
 
-# The native kernels' tests with kernels that stop at any access out of bounds and at undefined behaviour.
-sanitize: export RACKSERVE_KERNELS_BUILT := build/sanitized
-sanitize: export ASAN_OPTIONS := detect_leaks=0
+# All tests that call native kernels, with kernels that stop at any access out of bounds and at undefined behaviour, and in memory
+# that is NaN until somebody writes to it. NATIVE_TESTS= chooses some.
+NATIVE_TESTS := tests/kernels/test_fence.py $(filter-out %/test_build.py,$(wildcard tests/kernels/cpu/test_*.py)) \
+  tests/model/test_native.py tests/model/test_mailboxes.py $(wildcard tests/model/deepseek_v41/test_native*.py)
+
+sanitize: export RACKSERVE_KERNELS_BUILT := $(CURDIR)/build/sanitized
+sanitize: export ASAN_OPTIONS := detect_leaks=0:malloc_fill_byte=255:max_malloc_fill_size=1000000000
+sanitize: export UBSAN_OPTIONS := print_stacktrace=1
 sanitize: $(READY)
 	$(RUN) -m rackserve.kernels.cpu.build --sanitize
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so) $$(g++ -print-file-name=libstdc++.so)" \
-	  $(RUN) -m pytest tests/kernels
+	  $(RUN) -m pytest --timeout 900 $(NATIVE_TESTS)
 
 # Leaves recordings (runs/) and the converted model (~/.cache/rackserve) alone.
 clean:
