@@ -157,7 +157,7 @@ class NativeLlama:
         if num_read > len(self._logits):
             self._logits = np.empty((num_read, self._logits.shape[1]), np.float32)
         logits = self._logits[:num_read]
-        return logits, Picks(*self._decoder.pick(wanted, logits))
+        return logits, Picks(*self._decoder.pick(wanted, logits if num_read else None))
 
     def time_stages(self, on: bool) -> None:
         """Begin to count where steps spend their time, from zero on; or end it. A step longer than any before ends it too."""
