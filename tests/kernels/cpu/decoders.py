@@ -124,7 +124,9 @@ class Running:
         tokens = self._fence.copy(np.concatenate([tokens for *_, tokens in parts]))
         self._decoder.forward(tokens, spans)
         out = self._fence.empty((len(tokens), self._drawn.shape.vocab))
-        self._decoder.logits(self._fence.copy(np.arange(len(tokens), dtype=np.int32)), out)
+        wanted = self._fence.copy(np.arange(len(tokens), dtype=np.int32))
+        self._decoder.logits(wanted, out)
+        assert np.array_equal(self._decoder.pick(wanted)[0], out.argmax(-1))
         return np.split(out, np.cumsum([len(tokens) for *_, tokens in parts])[:-1])
 
     def check(self) -> None:
