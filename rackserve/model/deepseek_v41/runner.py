@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from itertools import accumulate
 
+import numpy as np
 import torch
 from msgspec import structs
 from torch import Tensor
@@ -199,7 +200,7 @@ class DeepseekV41Runner:
         """Tokens of an item, from the logits [k + 1, vocab] of its last token and its k drafts."""
         if logits is None:
             return ItemResult(item.sequence, ())
-        if not bool(logits.isfinite().all()):
+        if not np.isfinite(logits.numpy()).all():  # many times as fast as with torch
             raise InvariantError(
                 f"sequence {item.sequence}: logits are not finite; the weights hold numbers that are not (fetch them again), "
                 "or a block was read before its KV was written"

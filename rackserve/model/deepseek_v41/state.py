@@ -143,11 +143,14 @@ class SequenceState:
         window, first, last = self._config.sliding_window, self.length - proposal.start, upto - proposal.start
         if last <= first:
             return
-        rows = torch.arange(max(first, last - window), last)
-        places = (proposal.start + rows) % window
-        self.windows[: self._num_layers, places] = proposal.windows[:, rows]
-        if len(proposal.drafts):
-            self.windows[self._num_layers :, places] = proposal.drafts[:, rows]
+        row = max(first, last - window)
+        while row < last:  # to the end of the ring, then from its beginning
+            place = (proposal.start + row) % window
+            count = min(last - row, window - place)
+            self.windows[: self._num_layers, place : place + count] = proposal.windows[:, row : row + count]
+            if len(proposal.drafts):
+                self.windows[self._num_layers :, place : place + count] = proposal.drafts[:, row : row + count]
+            row += count
         self.open.copy_(proposal.pending[:, last - 1])
         self.history = (self.history + proposal.tokens[first:last])[-(self._config.engram_max_ngram_size - 1) :]
         self.length = upto
