@@ -60,7 +60,7 @@ sanitize: export UBSAN_OPTIONS := print_stacktrace=1
 sanitize: $(READY)
 	$(RUN) -m rackserve.kernels.cpu.build --sanitize
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so) $$(g++ -print-file-name=libstdc++.so)" \
-	  $(RUN) -m pytest --timeout 900 $(NATIVE_TESTS)
+	  $(RUN) -m pytest --capture=sys --timeout 900 $(NATIVE_TESTS)
 
 # Leaves recordings (runs/) and the converted model (~/.cache/rackserve) alone.
 clean:

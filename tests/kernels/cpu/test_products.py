@@ -48,6 +48,25 @@ def test_a_product_is_that_of_float64_and_touches_its_own_memory_alone(
 
 @ALL
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rows", [1, 5, 12, 21])
+@pytest.mark.parametrize("odd", [np.nan, -np.nan, np.inf, -np.inf])
+def test_a_row_that_is_not_finite_gives_nothing_that_is_and_changes_no_other(
+    name: str, kind: str, rows: int, odd: float
+) -> None:
+    make, pack, code = KINDS[kind]
+    rng = np.random.default_rng(rows)
+    packed = pack(make(rng, 32, 96)[0])  # type: ignore[operator]
+    plain = rng.standard_normal((rows, 96)).astype(np.float32)
+    given_rows = plain.copy()
+    given_rows[rows // 2, rng.integers(0, 96, 1 + rows % 2)] = odd
+    found, wanted = (load(name).product(packed, code, each) for each in (given_rows, plain))
+    assert not np.isfinite(found[rows // 2]).any()
+    found[rows // 2] = wanted[rows // 2]
+    assert np.array_equal(found, wanted)
+
+
+@ALL
+@pytest.mark.parametrize("kind", KINDS)
 @given(TILES, GROUPS, st.integers(0, 79))
 @settings(derandomize=True, max_examples=8, deadline=None)
 def test_a_row_of_a_matrix_is_read_to_the_bit_and_nothing_behind_it(

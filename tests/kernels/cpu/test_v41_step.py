@@ -45,11 +45,12 @@ class Fenced:
     zeros = empty  # the model writes all that it reads
 
 
-def fenced(fence: Fence, monkeypatch: pytest.MonkeyPatch) -> Bench:
+def fenced(fence: Fence, threads: int, monkeypatch: pytest.MonkeyPatch) -> Bench:
     """The golden model over an arena that ends with its last block, and everything its passes read and write fenced."""
     for module in (native, spans, state):
         monkeypatch.setattr(module, "torch", Fenced(fence))
-    return Bench(memory=fence.empty(NUM_BLOCKS * LAYOUT.block_bytes, np.uint8), kernels="native")  # type: ignore[arg-type]
+    arena = fence.empty(NUM_BLOCKS * LAYOUT.block_bytes, np.uint8)
+    return Bench(memory=arena, kernels="native", threads=threads)  # type: ignore[arg-type]
 
 
 def spoil(bench: Bench) -> None:
@@ -74,14 +75,14 @@ def whole(alone: Bench) -> Tensor:
     return alone.through(IDS)[0]
 
 
-@given(st.lists(st.tuples(LENGTHS, CHUNKS), min_size=1, max_size=4), st.integers(0, 2**20))
+@given(st.lists(st.tuples(LENGTHS, CHUNKS), min_size=1, max_size=4), st.integers(1, 3), st.integers(0, 2**20))
 @settings(derandomize=True, max_examples=10, deadline=None, phases=[Phase.generate])
 def test_ragged_batches_up_to_the_ends_of_blocks_change_no_bit_and_stay_in_their_memory(
-    alone: Bench, whole: Tensor, wanted: list[tuple[int, int]], seed: int
+    alone: Bench, whole: Tensor, wanted: list[tuple[int, int]], threads: int, seed: int
 ) -> None:
     with pytest.MonkeyPatch.context() as monkeypatch:
         fence, rng = Fence(), np.random.default_rng(seed)
-        bench = fenced(fence, monkeypatch)
+        bench = fenced(fence, threads, monkeypatch)
         spoil(bench)
         blocks = [int(block) for block in rng.permutation(NUM_BLOCKS)]
         blocks.remove(NUM_BLOCKS - 1)

@@ -48,26 +48,47 @@ constexpr float MAGIC = 12582912.0f;  // 1.5 * 2^23: adding it rounds to a whole
 constexpr int32_t MAGIC_BITS = 0x4b400000;
 constexpr float TINY = 1e-30f;    // a row that is smaller counts as zero: its inverse would overflow
 
+// Magnitudes as whole numbers, in the order of the numbers, NaN last: so none is lost among others.
+inline I32 magnitudes(const float* values) { return (I32)(load<U32>(values) & 0x7fffffffu); }
+
+inline I32 larger(I32 a, I32 b) { return a > b ? a : b; }
+
+inline float largest(I32 sizes) {
+#if defined(__AVX512F__)
+    const int32_t most = _mm512_reduce_max_epi32((__m512i)sizes);
+#else
+    int32_t most = sizes[0];
+    for (int lane = 1; lane < LANES; lane++) most = sizes[lane] > most ? sizes[lane] : most;
+#endif
+    float found;
+    std::memcpy(&found, &most, sizeof found);
+    return found;
+}
+
+// What a number of that size is multiplied by to become PEAK, and what PEAK stands for then: NaN or infinite where the size is, so that
+// what is not finite gives nothing that is.
+inline float inverse_of(float size) { return size > TINY ? PEAK / size : 0.0f; }
+inline float unit_of(float size) { return size <= TINY ? 0.0f : size / PEAK; }
+
+// Any whole numbers, those that stand for NaN too.
+inline float sum_of(const I32* halves) { return sum(to_float((I32)((U32)halves[0] + (U32)halves[1]))); }
+
 // Makes whole numbers of a row.
 class Rounding {
   public:
     Rounding(const float* row, int inputs) {
-        const U32 mask = U32{} + 0x7fffffff;
-        F32 most = {};
-        for (int at = 0; at < inputs; at += LANES) {
-            const F32 size = (F32)((U32)load<F32>(row + at) & mask);
-            most = size > most ? size : most;
-        }
-        const float found = peak(most);
-        scale = found > TINY ? found / PEAK : 0.0f;
-        inverse_ = splat(found > TINY ? PEAK / found : 0.0f);
+        I32 most = {};
+        for (int at = 0; at < inputs; at += LANES) most = larger(magnitudes(row + at), most);
+        const float found = largest(most);
+        scale = unit_of(found);
+        inverse_ = splat(inverse_of(found));
     }
 
     // 32 numbers in two halves; returns their sum, which is exact.
     float group(const float* values, I32* whole) const {
         const F32 magic = splat(MAGIC);
         for (int half = 0; half < 2; half++) whole[half] = (I32)(load<F32>(values + half * LANES) * inverse_ + magic) - MAGIC_BITS;
-        return sum(to_float(whole[0] + whole[1]));
+        return sum_of(whole);
     }
 
     float scale;
@@ -91,17 +112,13 @@ class GroupRounding {
     // 32 numbers in two halves, 256 * high + low.
     void group(const float* values, I32* whole) {
         const F32 magic = splat(MAGIC), low = load<F32>(values), high = load<F32>(values + LANES);
-        const U32 mask = U32{} + 0x7fffffff;
-        const F32 left = (F32)((U32)low & mask), right = (F32)((U32)high & mask);
-        const float found = peak(left > right ? left : right);
+        const float found = largest(larger(magnitudes(values), magnitudes(values + LANES))), inverse = inverse_of(found), unit = unit_of(found);
         fine = found > limit_;
-        const float inverse = found > TINY ? PEAK / found : 0.0f;
         const F32 factor = splat(fine ? inverse : inverse / 256);
         whole[0] = ((I32)(low * factor + magic) - MAGIC_BITS) << (fine ? 0 : 8);
         whole[1] = ((I32)(high * factor + magic) - MAGIC_BITS) << (fine ? 0 : 8);
-        const float unit = found > TINY ? found / PEAK : 0.0f;
         scale = 256 * unit;
-        sum = unit * rackserve::sum(to_float(whole[0] + whole[1]));
+        sum = unit * sum_of(whole);
     }
 
     // Of the last group: the scale of highs, the sum of what its numbers stand for, whether it has lows.
