@@ -98,11 +98,12 @@ OTHER = list(range(NUM_BLOCKS // 2, NUM_BLOCKS))
 class Running:
     """A decoder over an arena full of rubbish."""
 
-    def __init__(self, name: str, threads: int = 1, max_rows: int = 600, wide: int = 2, small: Small = SMALL) -> None:
-        self.arena = np.full(NUM_BLOCKS * BLOCK_BYTES * wide // 2, 0xFF, np.uint8)  # NaN
-        self.decoder = Decoder(
-            load(name), small.weights, memoryview(self.arena), wide=wide, block_tokens=BLOCK, max_rows=max_rows, threads=threads
-        )
+    def __init__(
+        self, name: str, threads: int = 1, max_rows: int = 600, wide: int = 2, small: Small = SMALL, block_tokens: int = BLOCK
+    ) -> None:
+        self.arena = np.full(NUM_BLOCKS * BLOCK_BYTES * block_tokens // BLOCK * wide // 2, 0xFF, np.uint8)  # NaN
+        room = {"wide": wide, "block_tokens": block_tokens, "max_rows": max_rows}
+        self.decoder = Decoder(load(name), small.weights, memoryview(self.arena), **room, threads=threads)
 
     def compute(self, first: int, end: int, beside: int = 0) -> Floats:
         """Logits of positions [first, end), which the cache then holds, beside a prompt of another sequence."""
@@ -170,6 +171,15 @@ def test_kv_in_float32_is_computed_as_in_float64_whatever_the_chunks(name: str) 
     running = Running(name, threads=2, wide=4)
     for first, end in pairwise([0, 63, 64, 65, 81, 82, 130]):
         assert np.array_equal(running.compute(first, end), whole[first:end])
+
+
+@ALL
+@pytest.mark.parametrize("block_tokens", [3, 16, 48])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_no_bit_depends_on_the_length_of_blocks(name: str, block_tokens: int, threads: int) -> None:
+    whole, running = reference_bits(name), Running(name, threads, block_tokens=block_tokens)
+    for first, end in pairwise([0, 1, 2, 17, 100, 127, 128, 129, 192, 200]):
+        assert np.array_equal(running.compute(first, end, beside=first % 5), whole[first:end])
 
 
 @ALL

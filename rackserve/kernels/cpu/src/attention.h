@@ -13,7 +13,7 @@ namespace rackserve {
 
 constexpr int PART = 64;       // positions after which a softmax begins afresh; a multiple of LANES
 constexpr int MAX_HEAD = 256;  // numbers of a head
-constexpr int TILE = 48;       // most queries that share what is read, a multiple of LANES; no effect on any bit
+constexpr int TILE = 96;       // most queries that share what is read, a multiple of LANES; no effect on any bit
 
 struct Cache {
     uint8_t* data;  // blocks of [layer][key, value][kv head][position][head dim]
@@ -34,21 +34,21 @@ struct Head {
     int layer, kv_head, end;  // positions [0, end) may be read
 };
 
-// Queries [count][head dim], already scaled, and their positions.
+// Queries [count][head dim], already scaled so that weights are powers of 2, and their positions, which never fall.
 struct Queries {
     alignas(64) float rows[TILE * MAX_HEAD];
     int32_t last[TILE];
     int count;
 };
 
-// What one part of the positions gives for one query: mixed / total is its softmax attention, by weights under e^peak.
+// What one part of the positions gives for one query: mixed / total is its softmax attention, by weights under 2^peak.
 struct Partial {
     float peak, total;
 };
 
 // What the parts so far give, for up to TILE queries.
 struct Joined {
-    float peaks[TILE], totals[TILE];
+    float peaks[TILE + LANES], totals[TILE + LANES];
     alignas(64) float mixed[TILE * MAX_HEAD];
 };
 
@@ -56,17 +56,23 @@ struct Joined {
 struct Scratch {
     Queries queries;
     Joined joined;
-    Partial partials[TILE];
-    alignas(64) float mixed[TILE * MAX_HEAD];
     alignas(64) float keys[PART * MAX_HEAD];    // [PART / LANES][head dim][LANES]; where few queries share them, pairs of bf16
     alignas(64) float values[PART * MAX_HEAD];  // [PART][head dim], of bf16 the even numbers of 32 before the odd ones
 };
 
 inline int parts_until(int position) { return position / PART + 1; }
 
-// scratch.queries over parts [part, end). Writes a partial and a mixed row for each part and query, as values lie in the scratch, or
-// where `partials` is null joins them to scratch.joined.
-void attend_parts(Scratch& scratch, const Head& head, int part, int end, Partial* partials, float* mixed);
+// Parts of a head from `part` on, and where the work that comes next begins, whose memory is asked for meanwhile.
+struct Work {
+    Head head;
+    int part;
+    Head after;
+    int after_part;
+};
+
+// scratch.queries over parts up to `end`. Writes a partial and a mixed row for each part and query that reaches it, as values lie in
+// the scratch, or where `partials` is null joins them to scratch.joined.
+void attend_parts(Scratch& scratch, const Work& work, int end, Partial* partials, float* mixed);
 
 void begin_join(Joined& joined, int count, int head_dim);
 

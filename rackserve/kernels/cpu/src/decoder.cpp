@@ -213,7 +213,7 @@ void Decoder::place(int row, int layer, const RkSpan& span) {
     float* heads = qkv_.at(size_t(row) * qkv_width());
     const float* cosine = m_.cosine + size_t(position) * half;
     const float* sine = m_.sine + size_t(position) * half;
-    const float scale = 1.0f / std::sqrt(float(dim));
+    const float scale = 1.44269504088896341f / std::sqrt(float(dim));  // for powers of 2
     for (int head = 0; head < m_.heads + m_.kv_heads; head++) {
         float* at = heads + head * dim;
         const F32 factor = splat(head < m_.heads ? scale : 1.0f);
@@ -238,24 +238,29 @@ void Decoder::place(int row, int layer, const RkSpan& span) {
 
 void Decoder::attention(int member, int layer, const RkSpan* spans) {
     Scratch& scratch = scratch_[member];
-    const auto span = [&](const Task& task) -> const RkSpan& { return spans[task.span]; };
-    if (pieces_.empty()) {
-        for (int at; (at = next_.fetch_add(1)) < int(tasks_.size());) {
-            const Task& task = tasks_[at];
-            load_queries(scratch, task, span(task));
-            begin_join(scratch.joined, task.queries, m_.head_dim);
-            attend_parts(scratch, head_of(scratch, layer, task, span(task)), 0, task.parts, nullptr, nullptr);
-            end_task(scratch, task);
+    const bool apart = !pieces_.empty();
+    const int count = int(apart ? pieces_.size() : tasks_.size());
+    const auto task = [&](int at) -> const Task& { return tasks_[apart ? pieces_[at].first : at]; };
+    const auto part = [&](int at) { return apart ? pieces_[at].second : 0; };
+    // The next piece of work is taken early, so that its memory can be asked for.
+    for (int at = next_.fetch_add(1), then; at < count; at = then) {
+        then = next_.fetch_add(1);
+        const int after = std::min(then, count - 1);
+        const Task& here = task(at);
+        load_queries(scratch, here, spans[here.span]);
+        const Work work{head_of(layer, here, spans[here.span]), part(at), head_of(layer, task(after), spans[task(after).span]), part(after)};
+        if (apart) {
+            const size_t slot = here.slot + size_t(work.part) * here.queries;
+            attend_parts(scratch, work, std::min(work.part + RUN, here.parts), &partials_[slot], &parts_[slot * m_.head_dim]);
+            continue;
         }
-        finish(member, ATTEND);
-        return;
-    }
-    for (int at; (at = next_.fetch_add(1)) < int(pieces_.size());) {
-        const Task& task = tasks_[pieces_[at].first];
-        attend(scratch, layer, task, span(task), pieces_[at].second);
+        begin_join(scratch.joined, here.queries, m_.head_dim);
+        attend_parts(scratch, work, here.parts, nullptr, nullptr);
+        end_task(scratch, here);
     }
     finish(member, ATTEND);
-    for (int at; (at = joined_.fetch_add(1)) < int(tasks_.size());) join(scratch, tasks_[at], span(tasks_[at]));
+    if (!apart) return;
+    for (int at; (at = joined_.fetch_add(1)) < int(tasks_.size());) join(scratch, tasks_[at], spans[tasks_[at].span]);
     finish(member, JOIN);
 }
 
@@ -271,15 +276,8 @@ void Decoder::load_queries(Scratch& scratch, const Task& task, const RkSpan& spa
     }
 }
 
-// RUN parts of a task, to be joined later.
-void Decoder::attend(Scratch& scratch, int layer, const Task& task, const RkSpan& span, int part) {
-    load_queries(scratch, task, span);
-    const size_t slot = task.slot + size_t(part) * task.queries;
-    attend_parts(scratch, head_of(scratch, layer, task, span), part, std::min(part + RUN, task.parts), &partials_[slot], &parts_[slot * m_.head_dim]);
-}
-
-Head Decoder::head_of(const Scratch& scratch, int layer, const Task& task, const RkSpan& span) const {
-    return {&cache_, span.blocks, layer, task.kv_head, scratch.queries.last[task.queries - 1] + 1};
+Head Decoder::head_of(int layer, const Task& task, const RkSpan& span) const {
+    return {&cache_, span.blocks, layer, task.kv_head, span.start + task.first_row + (task.queries - 1) / shared() + 1};
 }
 
 void Decoder::join(Scratch& scratch, const Task& task, const RkSpan& span) {

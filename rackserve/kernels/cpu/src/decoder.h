@@ -77,8 +77,7 @@ class Decoder {
     void place(int row, int layer, const RkSpan& span);
     void activate(int row, const Matrix& down);
     void load_queries(Scratch& scratch, const Task& task, const RkSpan& span);
-    Head head_of(const Scratch& scratch, int layer, const Task& task, const RkSpan& span) const;
-    void attend(Scratch& scratch, int layer, const Task& task, const RkSpan& span, int part);
+    Head head_of(int layer, const Task& task, const RkSpan& span) const;
     void join(Scratch& scratch, const Task& task, const RkSpan& span);
     void end_task(const Scratch& scratch, const Task& task);
 

@@ -96,6 +96,24 @@ inline F32 exp(F32 x) {
 #endif
 }
 
+// 2^x to about 1 ulp for x <= 0; below -126 it is 0.
+inline F32 exp2(F32 x) {
+    const F32 shifted = x + splat(12582912.0f), r = x - (shifted - splat(12582912.0f));
+    F32 p = splat(1.5353362067e-4f);
+    p = fma(p, r, splat(1.3398874589e-3f));
+    p = fma(p, r, splat(9.6184373585e-3f));
+    p = fma(p, r, splat(5.5503324707e-2f));
+    p = fma(p, r, splat(2.4022647914e-1f));
+    p = fma(p, r, splat(6.9314720286e-1f));
+    p = fma(p, r, splat(1.0f));
+#if defined(__AVX512F__)
+    const __mmask16 reached = _mm512_cmp_ps_mask((__m512)x, (__m512)splat(-126.0f), _CMP_NLT_UQ);
+    return (F32)_mm512_maskz_add_epi32(reached, (__m512i)p, _mm512_slli_epi32((__m512i)shifted, 23));
+#else
+    return (F32)(~(U32)(x < splat(-126.0f)) & ((U32)p + ((U32)shifted << 23)));
+#endif
+}
+
 // silu(gate) * up.
 inline F32 gated(F32 gate, F32 up) {
     // e^-|gate| stays in reach of exp on both sides of zero.
@@ -125,6 +143,45 @@ inline float peak(F32 v) {
     float most = v[0];
     for (int lane = 1; lane < LANES; lane++) most = v[lane] > most ? v[lane] : most;
     return most;
+#endif
+}
+
+inline F32 larger(F32 a, F32 b) {
+#if defined(__AVX512F__)
+    return (F32)_mm512_max_ps((__m512)a, (__m512)b);
+#else
+    return a > b ? a : b;
+#endif
+}
+
+inline float larger(float a, float b) { return a > b ? a : b; }
+
+// Joins the lanes of several vectors, each as `sum` and `peak` do: lane i is of v[i]. COUNT is at most 8.
+template <int COUNT, class Join> inline F32 across(const F32* v, Join join) {
+#if defined(__AVX512F__)
+    const auto pair = [&](F32 a, F32 b) {
+        const __m512 x = (__m512)a, y = (__m512)b;
+        return join((F32)_mm512_shuffle_f32x4(x, y, 0x44), (F32)_mm512_shuffle_f32x4(x, y, 0xee));
+    };
+    // A quarter of the lanes for each of four.
+    const auto four = [&](int first) {
+        const auto at = [&](int number) { return v[first + number < COUNT ? first + number : COUNT - 1]; };
+        const __m512 x = (__m512)pair(at(0), at(1)), y = (__m512)pair(at(2), at(3));
+        return join((F32)_mm512_shuffle_f32x4(x, y, 0x88), (F32)_mm512_shuffle_f32x4(x, y, 0xdd));
+    };
+    const __m512 x = (__m512)four(0), y = (__m512)four(COUNT > 4 ? 4 : 0);
+    const __m512 halves = (__m512)join((F32)_mm512_shuffle_ps(x, y, 0x44), (F32)_mm512_shuffle_ps(x, y, 0xee));
+    const F32 all = join((F32)halves, (F32)_mm512_movehdup_ps(halves));
+    return F32(__builtin_shufflevector(all, all, 0, 4, 8, 12, 2, 6, 10, 14, 0, 4, 8, 12, 2, 6, 10, 14));
+#else
+    F32 found = {};
+    for (int number = 0; number < COUNT; number++) {
+        F32 one = v[number];
+        for (int width = LANES / 2; width > 0; width /= 2)
+            for (int lane = 0; lane < width; lane++) one[lane] = join(one[lane], one[lane + width]);
+        found[number] = one[0];
+    }
+    return found;
 #endif
 }
 
