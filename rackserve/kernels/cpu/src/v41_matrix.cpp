@@ -2,12 +2,13 @@
 
 #include <algorithm>
 
+#include "v41_rows.h"
+
 namespace rackserve::v41 {
 
 namespace {
 
 #if defined(__AVX512F__)
-constexpr float E2M1[16] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
 constexpr int WIDE[3] = {8, 4, 2};  // tiles whose sums are kept in registers at once: of one row, of 2 to 4, of 6
 constexpr int MOST = 12;            // rows of one pass over unpacked weights
 constexpr int WORDS = 4;            // unrolled
@@ -19,15 +20,6 @@ constexpr int WORDS = 1;
 
 constexpr int in_word(int kind) { return kind == F8 ? 4 : kind == F4 ? 8 : kind == B16 ? 2 : 1; }
 constexpr int group_bytes(int kind) { return GROUP / in_word(kind) * LANES * 4; }
-
-inline F32 e2m1(U32 codes) {
-#if defined(__AVX512F__)
-    return (F32)_mm512_permutexvar_ps((__m512i)codes, _mm512_loadu_ps(E2M1));
-#else
-    const U32 size = codes & 7, normal = (U32)(size >= 2), large = (size + 252) << 22, half = (U32)(size == 1) & 0x3f000000u;
-    return (F32)((normal & large) | (~normal & half) | ((codes & 8) << 28));
-#endif
-}
 
 // The scales of a tile and group, one per lane.
 template <int KIND> inline F32 scale_of(const Matrix& m, size_t group) {
@@ -132,11 +124,20 @@ template <int ROWS, int TILES> void block(const Task& t, const float* panel, int
         for (int i = 0; i < TILES; i++) put(t.out + (row + r) * t.out_stride + (tile + i) * LANES, sums[r][i], t.add);
 }
 
+template <int ROWS, int TILES> void some(const Task& t, const float* panel, int rows, int row, int tile) {
+    if constexpr (ROWS > MOST / 2)
+        if (rows < ROWS) return some<ROWS - 1, TILES>(t, panel, rows, row, tile);
+    block<ROWS, TILES>(t, panel, row, tile);
+}
+
+// At least MANY rows in blocks that are as nearly equal as can be: few sums at once would wait for each other.
 template <int TILES> void blocks(const Task& t, const float* panel, int rows, int tile) {
-    int row = 0;
-    for (; row + MOST <= rows; row += MOST) block<MOST, TILES>(t, panel, row, tile);
-    for (; row + 3 <= rows; row += 3) block<3, TILES>(t, panel, row, tile);
-    for (; row < rows; row++) block<1, TILES>(t, panel, row, tile);
+    static_assert(MANY > MOST / 2);
+    for (int row = 0, left = (rows + MOST - 1) / MOST; left > 0; left--) {
+        const int size = (rows - row + left - 1) / left;
+        some<MOST, TILES>(t, panel, size, row, tile);
+        row += size;
+    }
 }
 
 template <int KIND> void compute(const Task& t, int rows, int first, int end, float* panel) {

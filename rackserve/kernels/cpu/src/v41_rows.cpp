@@ -67,13 +67,6 @@ U32 e2m1_codes(F32 x) {
     return (U32)(-count) | (((U32)x >> 28) & 8);
 }
 
-F32 e2m1(U32 codes) {
-    const U32 size = codes & 7, normal = (U32)(size >= 2);
-    const F32 large = (F32)((((size & 6) + 252) << 22) | ((size & 1) << 22));
-    const F32 small = (F32)((U32)(size == 1) & 0x3f000000u);
-    return (F32)(((normal & (U32)large) | (~normal & (U32)small)) | ((codes & 8) << 28));
-}
-
 typedef double F64 __attribute__((vector_size(64)));
 typedef int64_t I64 __attribute__((vector_size(64)));
 typedef float HALF __attribute__((vector_size(32)));
@@ -95,9 +88,11 @@ void store_nibbles(U32 codes, uint8_t* to) {
 }
 
 U32 load_nibbles(const uint8_t* from) {
-    U32 v;
-    for (int lane = 0; lane < LANES; lane++) v[lane] = from[lane / 2] >> (4 * (lane % 2)) & 15;
-    return v;
+    uint32_t words[2];
+    std::memcpy(words, from, sizeof words);
+    const uint32_t a = words[0], b = words[1];
+    const U32 all = {a, a, a, a, a, a, a, a, b, b, b, b, b, b, b, b}, place = {0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28};
+    return all >> place & 15;
 }
 
 }  // namespace

@@ -13,6 +13,17 @@ namespace rackserve::v41 {
 constexpr int WIDE = 32;    // channels per scale of the power-of-two roundings
 constexpr int NARROW = 16;  // channels per scale of a main row
 
+// The numbers that e2m1 codes stand for; with AVX-512 only the lowest four bits of a lane are read.
+inline F32 e2m1(U32 codes) {
+#if defined(__AVX512F__)
+    constexpr float ALL[16] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
+    return (F32)_mm512_permutexvar_ps((__m512i)codes, _mm512_loadu_ps(ALL));
+#else
+    const U32 size = codes & 7, normal = (U32)(size >= 2), large = (size + 252) << 22, half = (U32)(size == 1) & 0x3f000000u;
+    return (F32)((normal & large) | (~normal & half) | ((codes & 8) << 28));
+#endif
+}
+
 // Window rows: n e4m3 codes, then an exponent byte per 32. n is a multiple of 32.
 void pack_fp8(const float* x, int n, uint8_t* row);
 void unpack_fp8(const uint8_t* row, int n, float* x);
