@@ -163,6 +163,8 @@ class Readers:
 class Slow:
     """A link whose owner answers `DELAY_S` after it was asked."""
 
+    is_near = False
+
     def __init__(self, link) -> None:
         self._link = link
 

@@ -12,7 +12,13 @@ from rackserve.pool.shards import Shards
 
 
 class RowLink(Protocol):
-    """The way to one shard of every table. Threads may use it at the same time."""
+    """The way to one shard of every table. Threads may use it at the same time.
+
+    is_near  whether rows are read from memory (or what is mapped into it), and nobody is asked
+    """
+
+    @property
+    def is_near(self) -> bool: ...
 
     def fetch(self, layer: int, rows: RowIds) -> Callable[[], Rows]:
         """Ask for `rows` [n] of a layer's table, all owned by this shard, in any order, repeated or none.
@@ -33,6 +39,7 @@ class MappedLink:
     """Shard `shard` of `num_shards` of tables that are mapped into this process. All `tables` have rows of one size."""
 
     __slots__ = ("_tables", "owned", "row_bytes")
+    is_near = True
 
     def __init__(self, tables: Mapping[int, EngramTable], num_shards: int = 1, shard: int = 0) -> None:
         self._tables = dict(tables)

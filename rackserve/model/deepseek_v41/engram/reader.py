@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 
@@ -22,6 +23,16 @@ from rackserve.pool.shards import Shards
 
 LIMIT_S = 30.0
 """How long a step waits for its rows; longer than a link waits for its owner, so that the error says which owner it was."""
+
+
+FEW_ROWS = 512
+"""Addresses of a call up to which rows that are near are read by who asks: a thread that is woken costs more."""
+
+SLOW_NS = 1_000_000
+"""A read by who asks that took longer met storage that is not in memory, ..."""
+
+CALLS_AWAY = 200
+"""... and this many calls are the thread's from then on, which meets it while something else is computed."""
 
 
 class RowCounts(msgspec.Struct, frozen=True):
@@ -65,7 +76,7 @@ class EngramReader:
     hot_rows  rows of each table that are kept near, 0 for none; pays where links cross machines
     limit_s   how long `PendingRows.rows` waits
 
-    One thread at a time may use it; a thread per table fetches.
+    One thread at a time may use it. A thread per table fetches, but for few rows that all lie near.
     """
 
     __slots__ = ("_limit_s", "_links", "_tables")
@@ -82,7 +93,10 @@ class EngramReader:
         self._tables = {layer: _TableReader(layer, rows, self._links, dim, hot_rows) for layer, rows in num_rows.items()}
 
     def begin(self, addresses: Mapping[int, Addresses]) -> PendingRows:
-        """Start to fetch the rows at `addresses`, int64 [T, columns] by layer, T of 0 included. Returns at once."""
+        """Start to fetch the rows at `addresses`, int64 [T, columns] by layer, T of 0 included.
+
+        Returns at once, with few rows of mapped tables already there.
+        """
         return PendingRows({layer: self._tables[layer].begin(wanted) for layer, wanted in addresses.items()}, self._limit_s)
 
     def counts(self) -> RowCounts:
@@ -113,20 +127,35 @@ class EngramReader:
 
 
 class _TableReader:
-    """One layer's table: its thread, which alone uses its hot rows and counts."""
+    """One layer's table: its thread, which alone uses hot rows and counts while it has something to read."""
 
-    __slots__ = ("_dim", "_hot", "_layer", "_links", "_shards", "_thread", "fetched_bytes", "hits", "misses", "uses")
+    __slots__ = ("_away", "_dim", "_hot", "_is_near", "_last", "_layer", "_links", "_shards", "_thread", "fetched_bytes",
+                 "hits", "misses", "uses")  # fmt: skip
 
     def __init__(self, layer: int, num_rows: int, links: Sequence[RowLink], dim: int, hot_rows: int) -> None:
         self._layer, self._links, self._dim = layer, links, dim
         self._shards = Shards(num_rows, len(links))
         self._hot = HotRows(min(hot_rows, num_rows), row_bytes(dim))
         self._thread = ThreadPoolExecutor(1, f"engram {layer}")
+        self._is_near = all(link.is_near for link in links)
+        self._last: Future[Tensor] | None = None
+        self._away = 0
         self.uses = self.hits = self.misses = 0
         self.fetched_bytes = [0] * len(links)
 
     def begin(self, addresses: Addresses) -> Future[Tensor]:
-        return self._thread.submit(self._read, addresses)
+        if self._away or not self._is_near or addresses.size > FEW_ROWS or not (self._last is None or self._last.done()):
+            self._away = max(0, self._away - 1)
+            self._last = self._thread.submit(self._read, addresses)
+            return self._last
+        found, begun = Future[Tensor](), time.monotonic_ns()
+        try:
+            found.set_result(self._read(addresses))
+        except Exception as error:  # told to who asks for the rows, as the thread's are
+            found.set_exception(error)
+        if time.monotonic_ns() - begun > SLOW_NS:
+            self._away = CALLS_AWAY
+        return found
 
     def stop(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)

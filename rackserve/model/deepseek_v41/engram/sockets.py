@@ -191,6 +191,7 @@ class SocketLink:
     """
 
     __slots__ = ("_address", "_connection", "_limit_s", "_lock", "_numbers", "_owned", "_row_bytes")
+    is_near = False
 
     def __init__(self, address: str, owned: Mapping[int, range], row_bytes: int, limit_s: float = LIMIT_S) -> None:
         parse_address(address)

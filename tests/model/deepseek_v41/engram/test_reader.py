@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from threading import Event
 from time import monotonic
@@ -11,6 +13,7 @@ import pytest
 import torch
 
 from rackserve.base.errors import ResourceError
+from rackserve.model.deepseek_v41.engram import reader as reader_module
 from rackserve.model.deepseek_v41.engram.links import MappedLink, RowLink
 from rackserve.model.deepseek_v41.engram.ngrams import Addresses, NgramHash
 from rackserve.model.deepseek_v41.engram.reader import EngramReader, open_engram
@@ -38,14 +41,16 @@ VALUES = {layer: plain_values(stored(layer)) for layer in LAYERS}
 class Watched:
     """A link that notes what is asked and waits, when taken from, until `gate` is open; it fails while `broken`."""
 
-    def __init__(self, link: RowLink) -> None:
-        self._link = link
+    def __init__(self, link: RowLink, is_near: bool = False) -> None:
+        self._link, self.is_near = link, is_near
         self.asked: list[tuple[int, list[int]]] = []
+        self.threads: list[int] = []
         self.gate, self.broken, self.closed = Event(), False, False
         self.gate.set()
 
     def fetch(self, layer: int, rows: RowIds) -> Callable[[], Rows]:
         self.asked.append((layer, rows.tolist()))
+        self.threads.append(threading.get_ident())
         take = self._link.fetch(layer, rows)
 
         def wait() -> Rows:
@@ -137,6 +142,45 @@ def test_rows_are_fetched_while_the_caller_goes_on(tmp_path: Path) -> None:
         links[0].gate.set()
         assert torch.equal(second.rows(3), plain(3, drawn(3, 2)[3]))
         assert torch.equal(first.rows(1), plain(1, wanted[1]))
+
+
+def test_few_rows_that_are_near_are_there_at_once_but_for_a_while_after_a_slow_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = Watched(MappedLink(made_up(tmp_path)), is_near=True)
+    now = iter((0, 10, 20, 20 + reader_module.SLOW_NS + 1, *range(10**9, 10**9 + 1000, 10)))
+    monkeypatch.setattr(reader_module.time, "monotonic_ns", partial(next, now))
+    monkeypatch.setattr(reader_module, "CALLS_AWAY", 3)
+    own = threading.get_ident()
+    with reading([link]) as reader:
+        for seed in range(8):
+            wanted = {1: drawn(seed, 2)[1]}
+            assert torch.equal(reader.begin(wanted).rows(1), plain(1, wanted[1]))
+        by_asker = [thread == own for thread in link.threads]
+        many = {1: drawn(8, reader_module.FEW_ROWS)[1]}
+        assert torch.equal(reader.begin(many).rows(1), plain(1, many[1]))
+    assert by_asker == [True, True, False, False, False, True, True, True]
+    assert link.threads[-1] != own
+
+
+def test_rows_are_read_in_the_order_asked_where_the_thread_still_reads(tmp_path: Path) -> None:
+    link = Watched(MappedLink(made_up(tmp_path)), is_near=True)
+    link.gate.clear()
+    with reading([link], hot_rows=100) as reader:
+        many, few = {1: drawn(8, reader_module.FEW_ROWS)[1]}, {1: drawn(9, 1)[1]}
+        first, second = reader.begin(many), reader.begin(few)
+        link.gate.set()
+        assert torch.equal(second.rows(1), plain(1, few[1])) and torch.equal(first.rows(1), plain(1, many[1]))
+    assert threading.get_ident() not in link.threads
+
+
+def test_a_near_table_that_fails_tells_who_asks_for_its_rows(tmp_path: Path) -> None:
+    link = Watched(MappedLink(made_up(tmp_path)), is_near=True)
+    link.broken = True
+    with reading([link]) as reader:
+        pending = reader.begin(drawn(1, 1))
+        with pytest.raises(ResourceError, match="the owner is gone"):
+            pending.rows(1)
 
 
 def test_all_owners_are_asked_before_one_is_waited_for(tmp_path: Path) -> None:
