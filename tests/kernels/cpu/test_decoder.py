@@ -102,8 +102,15 @@ class Running:
         self, name: str, threads: int = 1, max_rows: int = 600, wide: int = 2, small: Small = SMALL, block_tokens: int = BLOCK
     ) -> None:
         self.arena = np.full(NUM_BLOCKS * BLOCK_BYTES * block_tokens // BLOCK * wide // 2, 0xFF, np.uint8)  # NaN
-        room = {"wide": wide, "block_tokens": block_tokens, "max_rows": max_rows}
-        self.decoder = Decoder(load(name), small.weights, memoryview(self.arena), **room, threads=threads)
+        self.decoder = Decoder(
+            load(name),
+            small.weights,
+            memoryview(self.arena),
+            wide=wide,
+            block_tokens=block_tokens,
+            max_rows=max_rows,
+            threads=threads,
+        )
 
     def compute(self, first: int, end: int, beside: int = 0) -> Floats:
         """Logits of positions [first, end), which the cache then holds, beside a prompt of another sequence."""
