@@ -24,6 +24,14 @@ def test_a_compiler_that_fails_leaves_nothing_behind(monkeypatch: pytest.MonkeyP
     assert list((tmp_path / "out").iterdir()) == []
 
 
+@pytest.mark.parametrize(("arguments", "status"), [([], 0), (["--sanitize"], 1)])
+def test_one_variant_is_enough_to_compute_and_all_are_wanted_to_be_tested(
+    monkeypatch: pytest.MonkeyPatch, arguments: list[str], status: int
+) -> None:
+    monkeypatch.setattr(build, "build", lambda extra: {"avx2": "no such flag", "portable": ""})
+    assert build.main(arguments) == status
+
+
 def test_what_is_built_can_be_loaded(tmp_path: Path) -> None:
     if build.compiler() is None:
         pytest.skip("no C++ compiler")
