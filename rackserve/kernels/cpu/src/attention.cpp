@@ -15,8 +15,7 @@ constexpr int COUNT = 6, ABREAST = 4, WIDTH = 4;
 constexpr int COUNT = 3, ABREAST = 1, WIDTH = 2;
 #endif
 
-constexpr int STEPS = PART / LANES;
-static_assert(STEPS % ABREAST == 0, "a part is whole groups of steps");
+static_assert(PART % (ABREAST * LANES) == 0, "a part is whole groups of steps");
 
 #if !defined(__AVX512F__)
 // Trades blocks of SIZE lanes between rows that lie SIZE apart.
@@ -83,7 +82,8 @@ struct Rows {
     }
 };
 
-// Asks for the memory of a part, line by line: a few lines now and then, since only so many can be on their way.
+// Asks for the memory of a part, line by line: a few lines now and then, since only so many can be on their way. Loops ask through a
+// copy of their own, which stays in registers, and leave it behind.
 class Ahead {
   public:
     Ahead(const Rows& rows, int bytes) : row_(rows.at), end_(rows.at + 2 * rows.count), bytes_(bytes) {}
@@ -152,18 +152,18 @@ struct Part {
     int first;
 };
 
-// Products of `QUERIES` queries with ABREAST steps of keys -> weights[query][step]. PAIRS: as turn_keys has them.
-template <int QUERIES, int ABREAST, bool PAIRS>
+// Products of QUERIES queries with STEPS steps of keys -> weights[query][step]. PAIRS: as turn_keys has them.
+template <int QUERIES, int STEPS, bool PAIRS>
 void scores(const float* across, int dim, const float* queries, float (*weights)[PART], int step, Ahead& asking) {
-    F32 sums[QUERIES][ABREAST] = {};
+    F32 sums[QUERIES][STEPS] = {};
     Ahead ahead = asking;
     const size_t apart = size_t(dim) / (PAIRS ? 2 : 1) * LANES;
     const float* keys = across + step * apart;
     for (int d = 0; d < dim; d += PAIRS ? 2 : 1, keys += LANES) {
-        F32 low[ABREAST], high[ABREAST];
+        F32 low[STEPS], high[STEPS];
         if (PAIRS) ahead.ask(2);
 #pragma GCC unroll 4
-        for (int s = 0; s < ABREAST; s++) {
+        for (int s = 0; s < STEPS; s++) {
             low[s] = load<F32>(keys + s * apart);
             if (PAIRS) high[s] = odd(low[s]), low[s] = even(low[s]);
         }
@@ -171,19 +171,19 @@ void scores(const float* across, int dim, const float* queries, float (*weights)
         for (int q = 0; q < QUERIES; q++) {
             const F32 query = splat(queries[size_t(q) * dim + d]);
 #pragma GCC unroll 4
-            for (int s = 0; s < ABREAST; s++) sums[q][s] = fma(low[s], query, sums[q][s]);
+            for (int s = 0; s < STEPS; s++) sums[q][s] = fma(low[s], query, sums[q][s]);
             if (!PAIRS) continue;
             const F32 second = splat(queries[size_t(q) * dim + d + 1]);
 #pragma GCC unroll 4
-            for (int s = 0; s < ABREAST; s++) sums[q][s] = fma(high[s], second, sums[q][s]);
+            for (int s = 0; s < STEPS; s++) sums[q][s] = fma(high[s], second, sums[q][s]);
         }
     }
     for (int q = 0; q < QUERIES; q++)
-        for (int s = 0; s < ABREAST; s++) store(&weights[q][(step + s) * LANES], sums[q][s]);
+        for (int s = 0; s < STEPS; s++) store(&weights[q][(step + s) * LANES], sums[q][s]);
     asking = ahead;
 }
 
-// Those with the first `steps` steps; a few more may be written.
+// Products with the first `steps` steps; a few more may be written.
 template <int QUERIES, bool PAIRS>
 void all_scores(const float* across, int dim, const float* queries, float (*weights)[PART], int steps, Ahead& ahead) {
     for (int step = 0; step < steps;) {
@@ -261,7 +261,7 @@ template <int QUERIES> void soften(float (*weights)[PART], int steps, int first,
             most[q] = larger(found, most[q]);
         }
     }
-    peaks = across<QUERIES>(most, [](auto a, auto b) { return larger(a, b); });
+    peaks = join_lanes<QUERIES>(most, [](auto a, auto b) { return larger(a, b); });
     alignas(64) float bounds[LANES];
     store(bounds, larger(peaks, splat(-3e38f)));  // where a query sees nothing, its weights are 0
     for (int q = 0; q < QUERIES; q++) {
@@ -272,7 +272,7 @@ template <int QUERIES> void soften(float (*weights)[PART], int steps, int first,
             sums[q] += weight;
         }
     }
-    totals = across<QUERIES>(sums, [](auto a, auto b) { return a + b; });
+    totals = join_lanes<QUERIES>(sums, [](auto a, auto b) { return a + b; });
 }
 
 // Takes a part of `count` queries from `at` on in; their sums follow by the factors that this leaves.
@@ -316,7 +316,7 @@ void attend_part(Scratch& scratch, const Part& part, Partial* partials, float* m
         widen_values(part.cache, part.rows, part.ahead, scratch.values);
         for (int at = 0; at < count; at += COUNT) some[std::min(COUNT, count - at) - 1](scratch, part, at, partials, mixed);
     }
-    part.ahead.ask(2 * PART * MAX_HEAD);
+    part.ahead.ask(2 * PART * MAX_HEAD);  // what is left, which these are more than
 }
 
 }  // namespace

@@ -48,7 +48,7 @@ struct Partial {
 
 // What the parts so far give, for up to TILE queries.
 struct Joined {
-    float peaks[TILE + LANES], totals[TILE + LANES];
+    float peaks[TILE + LANES], totals[TILE + LANES];  // a vector is read from any query on
     alignas(64) float mixed[TILE * MAX_HEAD];
 };
 

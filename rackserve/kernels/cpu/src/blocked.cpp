@@ -9,15 +9,15 @@ namespace rackserve {
 namespace {
 
 constexpr int STEPS = GROUP / 2;                    // pairs of a group
-constexpr int QUADS = GROUP / 4;
+constexpr int QUADS = GROUP / 4;                    // quads of a group
 constexpr int CHUNK = 9;                            // groups
 constexpr int SPAN = 8 * ROW_BLOCK;                 // rows
 constexpr size_t TILE_BYTES = STEPS * 64 + 2 * 64;  // a group of one unpacked tile: pairs, scales, offsets
-constexpr size_t EIGHT_BYTES = QUADS * 64 + 2 * 64;
+constexpr size_t EIGHT_BYTES = QUADS * 64 + 2 * 64;  // the same with quads
 
 constexpr size_t unpacked_bytes(int kind) { return kind == Q4_EIGHT ? EIGHT_BYTES : TILE_BYTES; }
 
-// A block of rows from some group on.
+// A block of rows from some group on, as ManyInputs has it; pairs are quads of highs for Q4_EIGHT, which alone has lows, scales and fine.
 struct Block {
     const int32_t *pairs, *lows;
     const float *sums, *scales;
@@ -90,7 +90,7 @@ void meet(const uint8_t* panel, int groups, const Block& block, F32* totals) {
     const int32_t* pairs = block.pairs;
     const float* sums = block.sums;
     F32 total[ROWS][WIDTH];
-#pragma GCC unroll 12
+#pragma GCC unroll 8
     for (int r = 0; r < ROWS; r++)
         for (int w = 0; w < WIDTH; w++) total[r][w] = totals[r * WIDTH + w];
     for (int group = 0; group < groups; group++, panel += WIDTH * TILE_BYTES, pairs += ROWS * STEPS, sums += ROWS) {
@@ -101,7 +101,7 @@ void meet(const uint8_t* panel, int groups, const Block& block, F32* totals) {
             __builtin_prefetch(pairs + (ROWS + step) * STEPS);
 #pragma GCC unroll 2
             for (int w = 0; w < WIDTH; w++) weights[w] = load<I32>(panel + (step * WIDTH + w) * 64);
-#pragma GCC unroll 12
+#pragma GCC unroll 8
             for (int r = 0; r < ROWS; r++) {
                 const I32 row = I32{} + pairs[r * STEPS + step];
 #pragma GCC unroll 2
@@ -111,14 +111,14 @@ void meet(const uint8_t* panel, int groups, const Block& block, F32* totals) {
 #pragma GCC unroll 2
         for (int w = 0; w < WIDTH; w++) {
             const F32 scale = load<F32>(panel + (STEPS * WIDTH + w) * 64), offset = load<F32>(panel + ((STEPS + 1) * WIDTH + w) * 64);
-#pragma GCC unroll 12
+#pragma GCC unroll 8
             for (int r = 0; r < ROWS; r++) {
                 total[r][w] = fma(to_float(whole[r][w]), scale, total[r][w]);
                 if (OFFSETS) total[r][w] = fma(offset, splat(sums[r]), total[r][w]);
             }
         }
     }
-#pragma GCC unroll 12
+#pragma GCC unroll 8
     for (int r = 0; r < ROWS; r++)
         for (int w = 0; w < WIDTH; w++) totals[r * WIDTH + w] = total[r][w];
 }
@@ -131,7 +131,7 @@ template <int ROWS, int WIDTH> inline void add_quads(const uint8_t* panel, const
         __builtin_prefetch(quads + (ROWS + step) * QUADS);
 #pragma GCC unroll 2
         for (int w = 0; w < WIDTH; w++) weights[w] = load<I32>(panel + (step * WIDTH + w) * 64);
-#pragma GCC unroll 12
+#pragma GCC unroll 8
         for (int r = 0; r < ROWS; r++) {
             const I32 row = I32{} + quads[r * QUADS + step];
 #pragma GCC unroll 2
@@ -143,7 +143,7 @@ template <int ROWS, int WIDTH> inline void add_quads(const uint8_t* panel, const
 // As `meet`, for Q4_EIGHT. Where one row of a group has lows, all rows take that way: to others it adds nothing.
 template <int ROWS, int WIDTH> void meet_eight(const uint8_t* panel, int groups, const Block& block, F32* totals) {
     F32 total[ROWS][WIDTH];
-#pragma GCC unroll 12
+#pragma GCC unroll 8
     for (int r = 0; r < ROWS; r++)
         for (int w = 0; w < WIDTH; w++) total[r][w] = totals[r * WIDTH + w];
     for (int group = 0; group < groups; group++, panel += WIDTH * EIGHT_BYTES) {
@@ -153,7 +153,7 @@ template <int ROWS, int WIDTH> void meet_eight(const uint8_t* panel, int groups,
 #pragma GCC unroll 2
             for (int w = 0; w < WIDTH; w++)
                 scale[w] = load<F32>(panel + (QUADS * WIDTH + w) * 64), offset[w] = load<F32>(panel + ((QUADS + 1) * WIDTH + w) * 64);
-#pragma GCC unroll 12
+#pragma GCC unroll 8
             for (int r = 0; r < ROWS; r++) {
                 const F32 factor = splat(scales[r] * unit), sum = splat(sums[r]);
 #pragma GCC unroll 2
@@ -176,7 +176,7 @@ template <int ROWS, int WIDTH> void meet_eight(const uint8_t* panel, int groups,
         add_quads<ROWS, WIDTH>(panel, block.lows + group * ROWS * QUADS, whole);
         close(whole, 1.0f / 256);
     }
-#pragma GCC unroll 12
+#pragma GCC unroll 8
     for (int r = 0; r < ROWS; r++)
         for (int w = 0; w < WIDTH; w++) totals[r * WIDTH + w] = total[r][w];
 }
@@ -197,8 +197,8 @@ Block block_at(const ManyInputs& in, int kind, int row, int count, int groups, i
     return {highs, highs + size_t(count) * groups * QUADS, in.sums + at, in.scales + at, in.fine + at};
 }
 
-// All rows with the tiles numbered `chosen`; done(row, sums) writes at place(row), which is asked for before. Some groups of some rows at a time: those groups stay in the first cache
-// while all of these rows meet them.
+// All rows with the tiles numbered `chosen`; done(row, sums) writes at place(row), which is asked for before. Some groups of some rows at
+// a time: those groups stay in the first cache while all of these rows meet them.
 template <int WIDTH, class Place, class Done>
 void tiles(Panel& panel, const Matrix& m, const ManyInputs& in, int rows, const int (&chosen)[WIDTH], Place place, Done done) {
     const int groups = m.inputs / GROUP, chunks = (groups + CHUNK - 1) / CHUNK, chunk = (groups + chunks - 1) / chunks;
@@ -248,11 +248,7 @@ void quantise_many(const float* values, const Matrix& m, int row, int count, con
         size_t at = all + row - first;
         for (int group = 0; group < groups; group++, highs += rows * QUADS, lows += rows * QUADS, at += rows) {
             rounding.group(values + group * GROUP, whole);
-            for (int half = 0; half < 2; half++) {
-                const I32 high = (whole[half] + 128) >> 8;
-                store(highs + half * 4, __builtin_convertvector(high, I8));
-                store(lows + half * 4, __builtin_convertvector(whole[half] - (high << 8), I8));
-            }
+            for (int half = 0; half < 2; half++) store_halves(whole[half], highs + half * 4, lows + half * 4);
             to.scales[at] = rounding.scale;
             to.sums[at] = rounding.sum;
             to.fine[at] = rounding.fine;

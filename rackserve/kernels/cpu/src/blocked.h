@@ -11,7 +11,7 @@ namespace rackserve {
 
 #if defined(__AVX512F__)
 constexpr int ROW_BLOCK = 8;  // rows whose sums are kept in registers at once; no effect on any bit
-constexpr int TILES = 2;       // output tiles beside each other
+constexpr int TILES = 2;      // output tiles beside each other
 #else
 constexpr int ROW_BLOCK = 4;
 constexpr int TILES = 1;

@@ -27,7 +27,7 @@ Decoder::Decoder(const RkModel& model, const Cache& cache, int threads, const in
       gates_(size_t(model.max_rows) * 2 * model.ffn), highs_(size_t(model.max_rows) * wide_), lows_(size_t(model.max_rows) * wide_),
       pairs_(size_t(model.max_rows) * wide_ / 2), scales_(size_t(model.max_rows) * wide_ / GROUP),
       sums_(size_t(model.max_rows) * wide_ / GROUP), fine_(size_t(model.max_rows) * wide_ / GROUP),
-      head_rows_(std::min(model.max_rows, HEAD_ROWS)), some_(size_t(team_.size()) * head_rows_ * HEAD_OUTPUTS),
+      head_rows_(std::min(model.max_rows, HEAD_ROWS)), part_logits_(size_t(team_.size()) * head_rows_ * HEAD_OUTPUTS),
       picks_(size_t(team_.size()) * head_rows_), scratch_(team_.size()) {
     for (int member = 0; member < team_.size(); member++) panels_.emplace_back(wide_);
 }
@@ -61,16 +61,16 @@ void Decoder::logits(const int32_t* wanted, int count, RkPick* picks, float* out
 // A member's part of the logits, some outputs of all rows at a time.
 void Decoder::head(int member, int rows, float* out, int full) {
     const auto [begin, end] = part(member, m_.head.outputs);
-    float* some = some_.at(size_t(member) * head_rows_ * HEAD_OUTPUTS);
+    float* part_logits = part_logits_.at(size_t(member) * head_rows_ * HEAD_OUTPUTS);
     RkPick* best = picks_.at(member * head_rows_);
     std::fill_n(best, rows, NOTHING);
     for (int first = begin; first < end; first += HEAD_OUTPUTS) {
         const int count = std::min(HEAD_OUTPUTS, end - first);
         const Matrix part = outputs_of(m_.head, first, count);
-        if (takes_many(part, rows)) product_many(panels_[member], part, many(), rows, 0, count, some, HEAD_OUTPUTS, false);
-        else product(part, few(normed_.at()), rows, 0, count, some, HEAD_OUTPUTS, false);
+        if (takes_many(part, rows)) product_many(panels_[member], part, many(), rows, 0, count, part_logits, HEAD_OUTPUTS, false);
+        else product(part, few(normed_.at()), rows, 0, count, part_logits, HEAD_OUTPUTS, false);
         for (int row = 0; row < rows; row++) {
-            const float* logits = some + size_t(row) * HEAD_OUTPUTS;
+            const float* logits = part_logits + size_t(row) * HEAD_OUTPUTS;
             prefer(best[row], logits, count, first);
             if (row < full) std::copy_n(logits, count, out + size_t(row) * m_.vocab + first);
         }
@@ -213,7 +213,7 @@ void Decoder::place(int row, int layer, const RkSpan& span) {
     float* heads = qkv_.at(size_t(row) * qkv_width());
     const float* cosine = m_.cosine + size_t(position) * half;
     const float* sine = m_.sine + size_t(position) * half;
-    const float scale = 1.44269504088896341f / std::sqrt(float(dim));  // for powers of 2
+    const float scale = LOG2_E / std::sqrt(float(dim));  // attention's weights are powers of 2
     for (int head = 0; head < m_.heads + m_.kv_heads; head++) {
         float* at = heads + head * dim;
         const F32 factor = splat(head < m_.heads ? scale : 1.0f);

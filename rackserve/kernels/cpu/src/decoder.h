@@ -93,8 +93,8 @@ class Decoder {
     Buffer<int32_t> pairs_;
     Buffer<float> scales_, sums_;
     Buffer<uint8_t> fine_;
-    const int head_rows_;  // whose logits are computed at once
-    Buffer<float> some_;   // logits; of each member
+    const int head_rows_;        // whose logits are computed at once
+    Buffer<float> part_logits_;  // of each member: [head_rows_] of some outputs
     Buffer<RkPick> picks_;
     std::vector<Task> tasks_;
     std::vector<std::pair<int, int>> pieces_;  // task and first part; empty: one piece of work is a task

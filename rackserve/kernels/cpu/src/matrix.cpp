@@ -156,11 +156,7 @@ void quantise(const float* values, const Matrix& m, int row, const Inputs& to) {
     const size_t groups = m.inputs / GROUP, at = row * groups;
     int8_t *highs = to.highs + at * GROUP, *lows = to.lows + at * GROUP;
     const auto put = [&](const I32* whole) {
-        for (int half = 0; half < 2; half++, highs += LANES, lows += LANES) {
-            const I32 high = (whole[half] + 128) >> 8;
-            store(highs, __builtin_convertvector(high, I8));
-            store(lows, __builtin_convertvector(whole[half] - (high << 8), I8));
-        }
+        for (int half = 0; half < 2; half++, highs += LANES, lows += LANES) store_halves(whole[half], highs, lows);
     };
     I32 whole[2];
     if (m.kind == Q4_EIGHT) {

@@ -30,10 +30,9 @@ inline bool has_row_scales(const Matrix& matrix) { return matrix.kind == Q4 || m
 
 inline size_t group_bytes(int kind) { return kind == Q8 ? 576 : kind == BF16 ? 1024 : 320; }
 
-// Rows that go into a product. Quantised ones are 16-bit whole numbers, 256 * high + low; in each row the largest magnitude
-// becomes PEAK. Eight bits would do for speed, but change what a small model knows. Not so where each group has a scale of its own and
-// groups that stick out keep 16 bits, in the products that gate: Q4_EIGHT, where the largest magnitude of a group becomes PEAK and low
-// is 0 but in those groups.
+// Rows that go into a product. Quantised ones are 16-bit whole numbers, 256 * high + low. For Q4 and Q8 the largest magnitude of a row
+// becomes PEAK. For Q4_EIGHT that of a group does, and low is 0 but in groups that stick out: highs alone are half the work, but of those
+// groups they would lose what a small model knows.
 struct Inputs {
     int8_t* highs;      // [rows][inputs]
     int8_t* lows;       // [rows][inputs]
@@ -44,14 +43,10 @@ struct Inputs {
 };
 
 constexpr float PEAK = 32512.0f;  // 127 * 256
-constexpr float MAGIC = 12582912.0f;  // 1.5 * 2^23: adding it rounds to a whole number
-constexpr int32_t MAGIC_BITS = 0x4b400000;
 constexpr float TINY = 1e-30f;    // a row that is smaller counts as zero: its inverse would overflow
 
 // Magnitudes as whole numbers, in the order of the numbers, NaN last: so none is lost among others.
 inline I32 magnitudes(const float* values) { return (I32)(load<U32>(values) & 0x7fffffffu); }
-
-inline I32 larger(I32 a, I32 b) { return a > b ? a : b; }
 
 inline float largest(I32 sizes) {
 #if defined(__AVX512F__)
@@ -130,6 +125,13 @@ class GroupRounding {
 
     float limit_;
 };
+
+// Sixteen whole numbers -> their highs and lows, as bytes.
+inline void store_halves(I32 whole, void* highs, void* lows) {
+    const I32 high = (whole + 128) >> 8;
+    store(highs, __builtin_convertvector(high, I8));
+    store(lows, __builtin_convertvector(whole - (high << 8), I8));
+}
 
 // Writes row `row` into all that a product with `matrix` wants of it.
 void quantise(const float* values, const Matrix& matrix, int row, const Inputs& to);

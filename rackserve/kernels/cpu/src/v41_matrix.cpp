@@ -124,18 +124,19 @@ template <int ROWS, int TILES> void block(const Task& t, const float* panel, int
         for (int i = 0; i < TILES; i++) put(t.out + (row + r) * t.out_stride + (tile + i) * LANES, sums[r][i], t.add);
 }
 
-template <int ROWS, int TILES> void some(const Task& t, const float* panel, int rows, int row, int tile) {
+// A block of `rows` rows, which are ROWS at most.
+template <int ROWS, int TILES> void block_of(const Task& t, const float* panel, int rows, int row, int tile) {
     if constexpr (ROWS > MOST / 2)
-        if (rows < ROWS) return some<ROWS - 1, TILES>(t, panel, rows, row, tile);
+        if (rows < ROWS) return block_of<ROWS - 1, TILES>(t, panel, rows, row, tile);
     block<ROWS, TILES>(t, panel, row, tile);
 }
 
-// At least MANY rows in blocks that are as nearly equal as can be: few sums at once would wait for each other.
+// At least MANY rows in blocks of nearly one size: the sums of a small one would wait for each other.
 template <int TILES> void blocks(const Task& t, const float* panel, int rows, int tile) {
-    static_assert(MANY > MOST / 2);
+    static_assert(MANY > MOST / 2, "no block has fewer rows than block_of knows");
     for (int row = 0, left = (rows + MOST - 1) / MOST; left > 0; left--) {
         const int size = (rows - row + left - 1) / left;
-        some<MOST, TILES>(t, panel, size, row, tile);
+        block_of<MOST, TILES>(t, panel, size, row, tile);
         row += size;
     }
 }

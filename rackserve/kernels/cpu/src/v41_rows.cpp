@@ -46,8 +46,8 @@ float power_of_two(uint8_t exponent) {
 U32 e4m3_codes(F32 x) {
     const U32 bits = (U32)x, whole = bits & 0x7fffffffu;
     const U32 normal = ((whole + 0x7ffff + ((whole >> 20) & 1)) >> 20) - (120 << 3);
-    const F32 magic = splat(12582912.0f);
-    const U32 tiny = (U32)((F32)whole * splat(512.0f) + magic) - 0x4b400000u;
+    const F32 magic = splat(MAGIC);
+    const U32 tiny = (U32)((F32)whole * splat(512.0f) + magic) - (uint32_t)MAGIC_BITS;
     const U32 small = (U32)((F32)whole < splat(0.015625f)), nan = (U32)(x != x);
     const U32 code = (small & tiny) | (~small & normal);
     return (nan & 0x7f) | (~nan & code) | ((bits >> 24) & 0x80);

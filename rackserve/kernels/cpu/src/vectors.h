@@ -74,10 +74,14 @@ inline F32 from_half(const uint16_t* from) {
 
 inline F32 to_float(I32 v) { return __builtin_convertvector(v, F32); }
 
+constexpr float MAGIC = 12582912.0f;  // 1.5 * 2^23: adding it rounds to a whole number, which the lowest bits then are
+constexpr int32_t MAGIC_BITS = 0x4b400000;
+constexpr float LOG2_E = 1.44269504088896341f;
+
 // e^x to about 1 ulp for x <= 0 (and a little above); below -87 it is 0.
 inline F32 exp(F32 x) {
-    const F32 magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to a whole number
-    const F32 shifted = fma(x, splat(1.44269504088896341f), magic), whole = shifted - magic;
+    const F32 magic = splat(MAGIC);
+    const F32 shifted = fma(x, splat(LOG2_E), magic), whole = shifted - magic;
     F32 r = fma(whole, splat(-0.693359375f), x);
     r = fma(whole, splat(2.12194440e-4f), r);
     F32 p = splat(1.9875691500e-4f);
@@ -98,7 +102,7 @@ inline F32 exp(F32 x) {
 
 // 2^x to about 1 ulp for x <= 0; below -126 it is 0.
 inline F32 exp2(F32 x) {
-    const F32 shifted = x + splat(12582912.0f), r = x - (shifted - splat(12582912.0f));
+    const F32 shifted = x + splat(MAGIC), r = x - (shifted - splat(MAGIC));
     F32 p = splat(1.5353362067e-4f);
     p = fma(p, r, splat(1.3398874589e-3f));
     p = fma(p, r, splat(9.6184373585e-3f));
@@ -156,8 +160,10 @@ inline F32 larger(F32 a, F32 b) {
 
 inline float larger(float a, float b) { return a > b ? a : b; }
 
+inline I32 larger(I32 a, I32 b) { return a > b ? a : b; }
+
 // Joins the lanes of several vectors, each as `sum` and `peak` do: lane i is of v[i]. COUNT is at most 8.
-template <int COUNT, class Join> inline F32 across(const F32* v, Join join) {
+template <int COUNT, class Join> inline F32 join_lanes(const F32* v, Join join) {
 #if defined(__AVX512F__)
     const auto pair = [&](F32 a, F32 b) {
         const __m512 x = (__m512)a, y = (__m512)b;
