@@ -193,7 +193,7 @@ class LlamaRunner:
 
     def _result(self, item: StepItem, logits: Tensor | None, best: int, peak: float) -> ItemResult:
         """`best`: the likeliest token, which is the output where there are no `logits`; `peak`: its logit."""
-        # A NaN counts as the largest here, and a state that overflowed gives infinities of both signs: one look at the row.
+        # A NaN counts as the largest, and a state that overflowed gives infinities of both signs: the peak tells of the row.
         if not math.isfinite(peak):
             raise InvariantError(f"sequence {item.sequence}: logits are not finite; a block was read before its KV was written")
         if logits is not None:

@@ -141,7 +141,7 @@ def test_a_step_of_deepseek_v41_is_shared_by_as_many_threads_as_asked_for_on_the
     runner = open_runner(spec, memoryview(bytearray(2 * layout_of(spec).block_bytes)), 2, threads=3, cores=(core,) * 3)
     born = set(os.listdir("/proc/self/task")) - before
     assert [os.sched_getaffinity(int(thread)) for thread in born].count({core}) == 2
-    assert runner.kernel_ns == 0
+    del runner  # with which its threads end
 
 
 def test_a_llama_cannot_be_split(tmp_path: Path) -> None:

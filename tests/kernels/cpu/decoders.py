@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from rackserve.kernels.cpu.decoder import Decoder, DecoderLayer, DecoderWeights, Packed, Rows
 from rackserve.kernels.cpu.library import Library
-from tests.kernels.cpu.test_library import rounded
-from tests.kernels.cpu.variants import KINDS
+from tests.kernels.cpu.variants import KINDS, rounded
 from tests.kernels.fence import POISON, Fence
 
 Doubles = NDArray[np.float64]
@@ -132,7 +131,7 @@ class Running:
         """Positions that were computed are in the arena, and nothing else."""
         by_position = self.arena.transpose(0, 4, 1, 2, 3, 5)
         assert (by_position[~self._written] == POISON).all()
-        numbers = self.stored(self.arena.transpose(0, 4, 1, 2, 3, 5)[self._written])
+        numbers = self.stored(by_position[self._written])
         assert np.isfinite(numbers).all()
         self._fence.check()
 

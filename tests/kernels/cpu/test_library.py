@@ -7,28 +7,10 @@ import pytest
 
 from rackserve.base.errors import ConfigError
 from rackserve.kernels.cpu import library
-from rackserve.kernels.cpu.library import NEEDED, Floats, features
-from tests.kernels.cpu.variants import ALL, KINDS, load
+from rackserve.kernels.cpu.library import NEEDED, features
+from tests.kernels.cpu.variants import ALL, KINDS, load, rounded, some_rows
 
 SHAPES = [(16, 32, 1), (48, 96, 3), (32, 576, 7), (64, 64, 8), (16, 128, 12), (16, 128, 13), (80, 64, 24), (48, 608, 110)]
-
-
-def rounded(rows: Floats, kind: str) -> tuple[np.ndarray, np.ndarray]:
-    """Rows as a kind sees them, in float64, and by how much a number that lies between two steps may differ.
-
-    16 bits, the largest number of a row being 32512; with "8 bits" 127 and group by group, but 16 bits in groups that reach
-    further than 8 times the row's root mean square.
-    """
-    wide = rows.astype(np.float64)
-    if kind == "bf16":
-        return wide, np.zeros_like(wide)
-    groups = wide.reshape(len(rows), -1, 32 if "8 bits" in kind else rows.shape[1])
-    most = np.abs(groups).max(-1, keepdims=True)
-    apart = most > 8 * np.sqrt((wide**2).mean(-1))[:, None, None]
-    step = np.where(most > 0, most, 1) / np.where(apart | ("8 bits" not in kind), 32512, 127)
-    whole = groups / step
-    between = np.abs(np.abs(whole - np.rint(whole)) - 0.5) < 0.01
-    return (np.rint(whole) * step).reshape(rows.shape), (between * step).reshape(rows.shape)
 
 
 @ALL
@@ -44,13 +26,6 @@ def test_products_are_those_of_float64(name: str, kind: str, outputs: int, input
     wanted = seen @ matrix.T.astype(np.float64)
     size = np.abs(seen) @ np.abs(matrix.T).astype(np.float64)
     assert (np.abs(found - wanted) <= size * 1e-6 * np.sqrt(inputs) + between @ np.abs(matrix.T) + 1e-9).all()
-
-
-def some_rows(rng: np.random.Generator, rows: int, inputs: int) -> Floats:
-    """Small, large and zero rows; in every other one a number or two stick out."""
-    given = rng.standard_normal((rows, inputs)) * rng.choice([0.0, 1e-3, 1.0, 50.0], (rows, 1))
-    given[::2, rng.integers(0, inputs, 2)] *= 40
-    return given.astype(np.float32)
 
 
 @ALL

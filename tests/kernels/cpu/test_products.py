@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from rackserve.kernels.cpu import v41, v41_packing
 from rackserve.kernels.cpu.library import view_of
 from tests.kernels.cpu import v41_matrices
-from tests.kernels.cpu.test_library import rounded, some_rows
-from tests.kernels.cpu.variants import ALL, KINDS, load
+from tests.kernels.cpu.variants import ALL, KINDS, load, rounded, some_rows
 from tests.kernels.fence import Fence
 
 ROWS = st.sampled_from([1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 17, 31, 63, 64, 65, 95, 97])

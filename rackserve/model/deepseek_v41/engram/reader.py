@@ -24,15 +24,14 @@ from rackserve.pool.shards import Shards
 LIMIT_S = 30.0
 """How long a step waits for its rows; longer than a link waits for its owner, so that the error says which owner it was."""
 
-
 FEW_ROWS = 512
 """Addresses of a call up to which rows that are near are read by who asks: a thread that is woken costs more."""
 
 SLOW_NS = 1_000_000
-"""A read by who asks that took longer met storage that is not in memory, ..."""
+"""A read by who asks that took longer met storage: what is mapped was not in memory."""
 
 CALLS_AWAY = 200
-"""... and this many calls are the thread's from then on, which meets it while something else is computed."""
+"""Calls after such a read that are the thread's, so that storage is read while something else is computed."""
 
 
 class RowCounts(msgspec.Struct, frozen=True):
@@ -144,7 +143,8 @@ class _TableReader:
         self.fetched_bytes = [0] * len(links)
 
     def begin(self, addresses: Addresses) -> Future[Tensor]:
-        if self._away or not self._is_near or addresses.size > FEW_ROWS or not (self._last is None or self._last.done()):
+        still_reads = self._last is not None and not self._last.done()
+        if self._away or still_reads or not self._is_near or addresses.size > FEW_ROWS:
             self._away = max(0, self._away - 1)
             self._last = self._thread.submit(self._read, addresses)
             return self._last
