@@ -111,7 +111,7 @@ class NativeLlama:
     ) -> None:
         found = library.find()
         if found is None:
-            raise ConfigError("no native kernels were built here: run python -m rackserve.kernels.cpu.build, or use torch")
+            raise ConfigError(f"{library.missing()}, or set runner.kernels to torch")
         self._library = found
         wide = 2 if dtype == "bf16" else 4
 

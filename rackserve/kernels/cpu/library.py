@@ -29,6 +29,12 @@ NEEDED: dict[str, frozenset[str]] = {
 VARIABLE = "RACKSERVE_KERNELS"
 """Environment variable that names the variant to load instead of the best, or "none"."""
 
+SPELLINGS = {"avx512-vnni": "avx512"}
+"""Names that variants tell of themselves where these are longer than those of their files."""
+
+BUILD = "python -m rackserve.kernels.cpu.build"
+"""What builds the kernels again."""
+
 Floats = NDArray[np.float32]
 
 PICK = "if"
@@ -105,7 +111,7 @@ def view_of(packed: Bytes, kind: int) -> MatrixView:
 @cache
 def find() -> Library | None:
     """The best variant that was built and that this processor runs; None if there is none, or none is wanted."""
-    wanted = os.environ.get(VARIABLE, "")
+    wanted = _asked()
     has = features()
     for name, needed in NEEDED.items():
         file = BUILT / f"kernels-{name}.so"
@@ -122,11 +128,24 @@ def found() -> tuple[bool, str]:
     if library is not None:
         asked = os.environ.get(VARIABLE)
         return True, f"{library.path}, {f'as {VARIABLE} says' if asked else 'the best of those built that this processor runs'}"
-    if os.environ.get(VARIABLE) == "none":
-        return False, f"none, as {VARIABLE} says: models are computed with torch, several times slower"
-    why = "none was built for this processor" if compiler() else "no compiler"
-    remedy = "" if compiler() else "install g++, then "
-    return False, f"{why}: models are computed with torch, several times slower; {remedy}python -m rackserve.kernels.cpu.build"
+    return False, missing()
+
+
+def missing() -> str:
+    """Why `find` finds nothing, with the remedy."""
+    if _asked() == "none":
+        return f"native kernels are off, as {VARIABLE}=none says; unset it"
+    built = [name for name in NEEDED if (BUILT / f"kernels-{name}.so").exists()]
+    if built:
+        return f"no native kernels were built for this processor, only {', '.join(built)}; run {BUILD}"
+    lack, remedy = ("", "") if compiler() else (", for lack of a compiler", "install g++, then ")
+    return f"no native kernels were built here{lack}; {remedy}run {BUILD}"
+
+
+def _asked() -> str:
+    """The variant that the environment names, or "none", or "" for the best."""
+    asked = os.environ.get(VARIABLE, "")
+    return SPELLINGS.get(asked, asked)
 
 
 def features() -> frozenset[str]:
@@ -139,4 +158,4 @@ def features() -> frozenset[str]:
     return frozenset(line.partition(":")[2].split())
 
 
-__all__ = ["ABI", "BF16", "Library", "MatrixView", "features", "find", "found", "view_of"]
+__all__ = ["ABI", "BF16", "Library", "MatrixView", "features", "find", "found", "missing", "view_of"]

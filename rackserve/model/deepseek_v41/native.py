@@ -38,8 +38,10 @@ ROUND_ROWS = 32
 def find_kernels() -> Library:
     """The kernels of this machine. ConfigError if none were built here."""
     found = library.find()
-    if found is None or not v41.serves(found):
-        raise ConfigError("no native kernels were built here: run python -m rackserve.kernels.cpu.build, or use torch")
+    if found is None:
+        raise ConfigError(f"{library.missing()}, or set runner.kernels to torch")
+    if not v41.serves(found):
+        raise ConfigError(f"the native kernels built here are without DeepSeek-V4.1's; run {library.BUILD}")
     return found
 
 

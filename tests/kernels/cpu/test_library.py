@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -62,6 +63,9 @@ def test_the_best_variant_that_can_run_is_found_and_another_can_be_asked_for(mon
         monkeypatch.setenv(library.VARIABLE, name)
         found = find()
         assert found is not None and found.path == load(name).path
+        monkeypatch.setenv(library.VARIABLE, found.path)
+        again = find()
+        assert again is not None and again.path == found.path, "the name that it tells is known, too"
     monkeypatch.setenv(library.VARIABLE, "none")
     assert find() is None
     monkeypatch.setenv(library.VARIABLE, "sse9")
@@ -75,16 +79,19 @@ def test_without_built_kernels_there_is_none(monkeypatch: pytest.MonkeyPatch, tm
     assert library.find.__wrapped__() is None
 
 
-def test_which_kernels_serve_or_why_none_do_is_told_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_which_kernels_serve_or_why_none_do_is_told_with_the_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(library, "compiler", lambda: None)
+    monkeypatch.setattr(library, "BUILT", tmp_path)
     for loaded, variable, there, says in (
         (SimpleNamespace(path="avx2"), "", True, "avx2, the best of those built"),
         (SimpleNamespace(path="portable"), "portable", True, "portable, as RACKSERVE_KERNELS says"),
-        (None, "none", False, "none, as RACKSERVE_KERNELS says: models are computed with torch"),
-        (None, "", False, "no compiler: models are computed with torch, several times slower; install g++, then python -m"),
+        (None, "none", False, "native kernels are off, as RACKSERVE_KERNELS=none says; unset it"),
+        (None, "", False, "no native kernels were built here, for lack of a compiler; install g++, then run python -m"),
     ):
         monkeypatch.setenv(library.VARIABLE, variable)
         monkeypatch.setattr(library, "find", lambda found=loaded: found)
         assert library.found()[0] is there and says in library.found()[1]
     monkeypatch.setattr(library, "compiler", lambda: "/usr/bin/g++")
-    assert library.found()[1].startswith("none was built for this processor: models") and "install" not in library.found()[1]
+    assert library.missing() == f"no native kernels were built here; run {library.BUILD}"
+    (tmp_path / "kernels-avx512.so").touch()
+    assert "were built for this processor, only avx512; run" in library.missing()
