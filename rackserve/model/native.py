@@ -45,7 +45,7 @@ def load_native(folder: Path, config: LlamaConfig) -> DecoderWeights:
         blocks = Blocks(folder)
 
         def matrix(*parts: tuple[str, int], inner: int, eight: bool = True) -> Packed:
-            found = blocks.find([name for name, _ in parts])
+            found = blocks.find(parts, inner)
             if found is None:
                 return _bf16(files, parts, inner)
             kind, pack = KINDS[found[0]]
@@ -69,6 +69,8 @@ def load_native(folder: Path, config: LlamaConfig) -> DecoderWeights:
             )
 
         embedding = matrix(("model.embed_tokens", config.vocab_size), inner=hidden)
+        layers = tuple(layer(number) for number in range(config.num_layers))
+        # After the files were found to have that head size.
         inverse = config.rope_theta ** -(torch.arange(0, config.head_dim, 2).float() / config.head_dim)
         angles = torch.outer(torch.arange(config.max_positions).float(), inverse)
         return DecoderWeights(
@@ -79,7 +81,7 @@ def load_native(folder: Path, config: LlamaConfig) -> DecoderWeights:
             ffn=config.ffn_size,
             vocab=config.vocab_size,
             norm_eps=config.norm_eps,
-            layers=tuple(layer(number) for number in range(config.num_layers)),
+            layers=layers,
             norm=norm("model.norm"),
             embedding=embedding,
             head=embedding if config.tied else matrix(("lm_head", config.vocab_size), inner=hidden),
@@ -121,6 +123,8 @@ class NativeLlama:
 
         self._make = make
         self._decoder = make(MAX_ROWS)
+        self._timed = False
+        self._spent: dict[str, float] = {}
         self._logits = np.empty((0, weights.vocab), np.float32)
 
     @property
@@ -134,11 +138,13 @@ class NativeLlama:
         return self._library.path
 
     def forward(self, tokens: Tensor | Sequence[int], spans: Sequence[Span]) -> Tensor:
-        """Compute positions and store their KV. tokens: those of all `spans`, one after the other. What it returns is empty."""
+        """Compute positions and store their KV. tokens: those of all `spans`, one after the other. What it returns is empty.
+
+        ResourceError if the buffers of a longer step cannot be had; shorter ones still can be computed then.
+        """
         given = tokens.tolist() if isinstance(tokens, Tensor) else tokens
         if len(given) > self._decoder.max_rows:
-            self._decoder.close()
-            self._decoder = self._make(len(given))
+            self._grow(len(given))
         self._decoder.forward(given, [Rows(span.blocks, span.start, span.num_tokens) for span in spans])
         return NO_HIDDEN
 
@@ -160,9 +166,19 @@ class NativeLlama:
         return logits, Picks(*self._decoder.pick(wanted, logits if num_read else None))
 
     def time_stages(self, on: bool) -> None:
-        """Begin to count where steps spend their time, from zero on; or end it. A step longer than any before ends it too."""
+        """Begin to count where steps spend their time, from zero on; or end it."""
+        self._timed, self._spent = on, {}
         self._decoder.time(on)
 
     def stage_times(self) -> dict[str, float]:
         """CPU seconds of the calling thread by stage of the step."""
-        return self._decoder.times()
+        return {stage: seconds + self._spent.get(stage, 0.0) for stage, seconds in self._decoder.times().items()}
+
+    def _grow(self, rows: int) -> None:
+        """Buffers for steps of `rows` positions. The old ones go when the new are there, so that a failure leaves those."""
+        larger = self._make(rows)
+        self._spent = self.stage_times()
+        if self._timed:
+            larger.time(True)
+        self._decoder.close()
+        self._decoder = larger

@@ -195,7 +195,10 @@ class LlamaRunner:
         """`best`: the likeliest token, which is the output where there are no `logits`; `peak`: its logit."""
         # A NaN counts as the largest, and a state that overflowed gives infinities of both signs: the peak tells of the row.
         if not math.isfinite(peak):
-            raise InvariantError(f"sequence {item.sequence}: logits are not finite; a block was read before its KV was written")
+            raise InvariantError(
+                f"sequence {item.sequence}: logits are not finite; the weights hold numbers that are not (fetch them again), "
+                "or a block was read before its KV was written"
+            )
         if logits is not None:
             return self._drawn(item, logits, best)
         self._sequences[item.sequence].last_token = best

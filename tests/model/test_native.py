@@ -8,21 +8,24 @@ import numpy as np
 import pytest
 import torch
 from msgspec.structs import replace
+from safetensors.numpy import load_file
 from safetensors.numpy import save_file as save_blocks
 from safetensors.torch import save_file
 
-from rackserve.base.errors import ConfigError, InvariantError
+from rackserve.base.errors import ConfigError, FileFormatError, InvariantError, ResourceError
 from rackserve.base.request import SamplingParams
 from rackserve.base.step import ItemResult, StepItem
 from rackserve.kernels.cpu import library
+from rackserve.kernels.cpu.decoder import Decoder
 from rackserve.model.attention import Span
 from rackserve.model.config import LlamaConfig
 from rackserve.model.files import open_model
 from rackserve.model.kv_arena import KvArena
 from rackserve.model.layout import kv_layout
 from rackserve.model.llama import Llama, load_weights
+from rackserve.model.loader.blocks import BLOCKS_FILE
 from rackserve.model.native import NativeLlama, load_native
-from rackserve.model.sampler import likeliest
+from rackserve.model.sampler import Picks, likeliest
 from tests.kernels.cpu.variants import q4_1
 from tests.model.test_runner import Rank, prompt_of
 from tests.model.tiny import write_folder
@@ -63,7 +66,7 @@ def folder(path: Path, *, blocks: bool) -> Path:
     tensors |= {f"{name}.weight": torch.rand(hidden).add(0.5).to(torch.bfloat16) for name in [*norms, "model.norm"]}
     save_file(tensors, str(path / "model.safetensors"))
     if stored:
-        save_blocks(stored, str(path / "quantised.blocks"))
+        save_blocks(stored, str(path / BLOCKS_FILE))
     return path
 
 
@@ -98,11 +101,96 @@ def test_blocks_are_used_where_they_lie_beside_the_weights(tmp_path: Path) -> No
     assert 1e-4 < error < 0.1  # the weights were not rounded to bf16 again
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"vocab_size": 95}, r"model\.embed_tokens\.q8_0 has shape .* asks for 95 x 64"),
+        ({"vocab_size": 80}, r"model\.embed_tokens\.q8_0 .* asks for 80 x 64"),
+        ({"vocab_size": 112}, r"model\.embed_tokens\.q8_0 .* asks for 112 x 64"),
+        ({"hidden_size": 96}, r"model\.embed_tokens\.q8_0 .* asks for 96 x 96"),
+        ({"ffn_size": 128}, r"model\.layers\.0\.mlp\.gate_proj\.q4_1 .* asks for 128 x 64"),
+    ],
+)
+def test_blocks_that_are_not_what_the_configuration_says_are_no_model(
+    tmp_path: Path, changes: dict[str, int], words: str
+) -> None:
+    path = folder(tmp_path, blocks=True)
+    stored = load_file(path / BLOCKS_FILE)
+    save_blocks(stored | {"model.embed_tokens.q8_0": np.zeros((96, 2, 34), np.uint8)}, str(path / BLOCKS_FILE))
+    load_native(path, CONFIG)
+    with pytest.raises(FileFormatError, match=words):
+        load_native(path, replace(CONFIG, **changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "tensor"),
+    [
+        ({"vocab_size": 80}, "model.embed_tokens"),
+        ({"ffn_size": 64}, "model.layers.0.mlp.gate_proj"),
+        ({"num_kv_heads": 4}, "model.layers.0.self_attn.k_proj"),
+        ({"head_dim": 2**30}, "model.layers.0.self_attn.q_proj"),
+        ({"num_layers": 3}, "model.layers.2.input_layernorm"),
+    ],
+)
+def test_bf16_matrices_that_are_not_what_the_configuration_says_are_no_model(
+    tmp_path: Path, changes: dict[str, int], tensor: str
+) -> None:
+    with pytest.raises(FileFormatError, match=rf"{tensor}\.weight "):
+        load_native(folder(tmp_path, blocks=False), replace(CONFIG, **changes))
+
+
 def test_a_longer_step_than_the_buffers_makes_larger_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = folder(tmp_path, blocks=False)
     whole, _ = logits(path, "fp32")
     monkeypatch.setattr("rackserve.model.native.MAX_ROWS", 16)
     assert torch.equal(logits(path, "fp32")[0], whole)
+
+
+def grown(path: Path, monkeypatch: pytest.MonkeyPatch) -> NativeLlama:
+    """Buffers for 16 positions that a longer step must outgrow."""
+    monkeypatch.setattr("rackserve.model.native.MAX_ROWS", 16)
+    arena = memoryview(bytearray(16 * kv_layout(CONFIG, 8, "fp32").block_bytes))
+    return NativeLlama(load_native(folder(path, blocks=False), CONFIG), arena, 8, "fp32")
+
+
+def picks(native: NativeLlama, count: int) -> Picks:
+    native.forward(list(range(count)), [Span(list(range(16)), 0, count)])
+    return native.pick([count - 1], 0)[1]
+
+
+def test_where_larger_buffers_cannot_be_had_the_old_ones_serve_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    native = grown(tmp_path, monkeypatch)
+    before, make = picks(native, 10), native._make
+
+    def fail_once(rows: int) -> Decoder:
+        native._make = make
+        raise ResourceError(f"no memory for {rows}")
+
+    native._make = fail_once
+    with pytest.raises(ResourceError, match="no memory for 90"):
+        picks(native, 90)
+    assert picks(native, 10) == before
+    whole = picks(native, 90)
+    assert native._decoder.max_rows == 90 and picks(native, 10) == before and picks(native, 90) == whole
+
+
+def test_times_of_stages_count_on_when_buffers_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    native = grown(tmp_path, monkeypatch)
+    picks(native, 10)
+    assert not any(native.stage_times().values())
+    native.time_stages(True)
+    picks(native, 10)
+    before = native.stage_times()
+    picks(native, 90)
+    after = native.stage_times()
+    assert any(before.values()) and all(after[stage] >= before[stage] for stage in before)
+    assert sum(after.values()) > sum(before.values())
+    native.time_stages(False)
+    ended = native.stage_times()
+    picks(native, 100)
+    assert native.stage_times() == ended
+    native.time_stages(True)
+    assert not any(native.stage_times().values())
 
 
 def test_without_kernels_the_remedy_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,5 +253,6 @@ def test_greedy_rows_beside_rows_that_draw_give_what_each_gives_alone(tmp_path: 
 def test_a_block_never_written_is_an_error_not_a_token(tmp_path: Path, logprobs: int) -> None:
     rank = Rank(open_model(str(write_folder(tmp_path, config=TIED))), None, kernels="native")
     good = rank.item(1, 0, [4, 5], True)
-    with pytest.raises(InvariantError, match="sequence 2: logits are not finite"):
+    words = r"sequence 2: logits are not finite; the weights hold numbers .* or a block was read"
+    with pytest.raises(InvariantError, match=words):
         rank.run(good, rank.item(2, 8, [5], True, logprobs=logprobs))
