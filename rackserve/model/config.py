@@ -10,6 +10,14 @@ import msgspec
 
 from rackserve.base.errors import FileFormatError
 
+LARGEST = {"max_position_embeddings": 2**22, "num_hidden_layers": 1024}
+"""Beyond these a file is damaged: there are tables for all positions."""
+
+MAX_SIZE = 2**31 - 1
+
+FLOAT32 = 1e-37, 3.4e38
+"""Between these a number keeps its size in single precision."""
+
 
 class LlamaConfig(msgspec.Struct, frozen=True):
     """Sizes and constants of the model. `tied`: the output matrix is the embedding."""
@@ -61,10 +69,22 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def _size(path: Path, fields: dict[str, Any], name: str) -> int:
     """The field as a whole number above 0. KeyError if it is absent, FileFormatError if it is anything else."""
-    value = fields[name]
-    if not isinstance(value, int) or not 1 <= value < 2**63:
-        raise FileFormatError(f"{path}: {name} must be a whole number of at least 1, got {value!r:.40}; fetch the file again")
+    value, most = fields[name], LARGEST.get(name, MAX_SIZE)
+    if not isinstance(value, int) or not 1 <= value <= most:
+        raise FileFormatError(
+            f"{path}: {name} must be a whole number of at least 1 and at most {most}, got {value!r:.40}; fetch the file again"
+        )
     return value
+
+
+def _positive(path: Path, fields: dict[str, Any], name: str) -> float:
+    """The field as a number of FLOAT32. KeyError if it is absent, FileFormatError if it is anything else."""
+    value, (least, most) = fields[name], FLOAT32
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+        raise FileFormatError(
+            f"{path}: {name} must be a number from {least:g} to {most:g}, got {value!r:.40}; fetch the file again"
+        )
+    return float(value)
 
 
 def read_config(path: Path) -> LlamaConfig:
@@ -83,6 +103,7 @@ def read_config(path: Path) -> LlamaConfig:
     for field, (found, wanted) in required.items():
         if found != wanted:
             raise FileFormatError(f"{path}: {field} is {found!r}, only {wanted!r} is supported; use another model")
+    source = fields if rope.get("rope_theta") is None else rope
     try:
         heads, hidden = _size(path, fields, "num_attention_heads"), _size(path, fields, "hidden_size")
         config = LlamaConfig(
@@ -91,21 +112,23 @@ def read_config(path: Path) -> LlamaConfig:
             ffn_size=_size(path, fields, "intermediate_size"),
             num_layers=_size(path, fields, "num_hidden_layers"),
             num_heads=heads,
-            num_kv_heads=_size(path, fields, "num_key_value_heads") if fields.get("num_key_value_heads") else heads,
-            head_dim=_size(path, fields, "head_dim") if fields.get("head_dim") else hidden // heads,
+            num_kv_heads=_size(path, fields, "num_key_value_heads") if fields.get("num_key_value_heads") is not None else heads,
+            head_dim=_size(path, fields, "head_dim") if fields.get("head_dim") is not None else hidden // heads,
             max_positions=_size(path, fields, "max_position_embeddings"),
-            rope_theta=float(rope.get("rope_theta") or fields.get("rope_theta") or 10_000.0),
-            norm_eps=fields["rms_norm_eps"],
+            rope_theta=10_000.0 if source.get("rope_theta") is None else _positive(path, source, "rope_theta"),
+            norm_eps=_positive(path, fields, "rms_norm_eps"),
             tied=fields.get("tie_word_embeddings", False),
         )
     except KeyError as error:
         raise FileFormatError(f"{path}: field {error.args[0]} is missing; fetch the file again") from error
-    except (TypeError, ValueError) as error:
-        raise FileFormatError(f"{path}: rope_theta: {error}; fetch the file again") from error
     try:
         config = msgspec.convert(msgspec.to_builtins(config), LlamaConfig)
     except msgspec.ValidationError as error:
         raise FileFormatError(f"{path}: {error}; fetch the file again") from error
+    if config.head_dim % 2:
+        raise FileFormatError(
+            f"{path}: head_dim must be even, got {config.head_dim}: positions turn its halves; use another model"
+        )
     if config.head_dim < 1 or config.num_heads % config.num_kv_heads:
         counts = f"{config.num_layers} layers, {config.num_heads} heads, {config.num_kv_heads} kv heads of {config.head_dim}"
         raise FileFormatError(f"{path}: {counts} make no model: heads must be a multiple of kv heads")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,16 @@ def test_absent_optional_fields_mean_what_the_format_says(tmp_path: Path) -> Non
     assert (config.num_kv_heads, config.head_dim, config.rope_theta) == (4, 8, 10_000.0)
 
 
+def test_null_is_absent(tmp_path: Path) -> None:
+    nothing = dict.fromkeys(("rope_theta", "num_key_value_heads", "head_dim"))
+    config = read_config(write(tmp_path, **nothing, rope_parameters={"rope_theta": None}))
+    assert (config.rope_theta, config.num_kv_heads, config.head_dim) == (10_000.0, 4, 8)
+
+
+def test_the_longest_contexts_there_are_are_read(tmp_path: Path) -> None:
+    assert read_config(write(tmp_path, max_position_embeddings=2**22)).max_positions == 2**22
+
+
 def test_the_newer_spelling_of_rope_is_read(tmp_path: Path) -> None:
     rope = {"rope_type": "default", "rope_theta": 5000.0}
     assert read_config(write(tmp_path, rope_theta="absent", rope_parameters=rope)).rope_theta == 5000.0
@@ -44,7 +55,7 @@ def test_the_newer_spelling_of_rope_is_read(tmp_path: Path) -> None:
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rope type is 'llama3'"),
         ({"vocab_size": "many"}, "vocab_size"),
         ({"num_key_value_heads": 3}, "multiple of kv heads"),
-        ({"num_hidden_layers": 0}, "num_hidden_layers must be a whole number of at least 1, got 0"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers must be a whole number of at least 1 and at most 1024, got 0"),
         ({"num_attention_heads": 0}, "num_attention_heads must be"),
         ({"num_attention_heads": 0, "head_dim": "absent"}, "num_attention_heads must be"),
         ({"num_attention_heads": "4", "head_dim": "absent"}, "num_attention_heads must be"),
@@ -52,6 +63,20 @@ def test_the_newer_spelling_of_rope_is_read(tmp_path: Path) -> None:
         ({"max_position_embeddings": -1}, "max_position_embeddings must be"),
         ({"head_dim": 2**70}, "head_dim must be"),
         ({"rope_theta": [1]}, "rope_theta"),
+        *[
+            ({name: value}, rf"{name} must be a number from 1e-37 to 3.4e\+38, got {str(value)[:3]}")
+            for name in ("rms_norm_eps", "rope_theta")
+            for value in (-1.0, 0, 0.0, math.inf, -math.inf, math.nan, 1e-60, 1e60, 10**400, True)
+        ],
+        ({"rms_norm_eps": "1e-5"}, "rms_norm_eps must be a number"),
+        ({"rms_norm_eps": None}, "rms_norm_eps must be a number"),
+        ({"rope_parameters": {"rope_theta": 0}}, "rope_theta must be a number from .*, got 0"),
+        ({"rope_parameters": {"rope_theta": -5000.0}}, "rope_theta must be a number from .*, got -5000"),
+        ({"max_position_embeddings": 10**9}, "max_position_embeddings must be .* at most 4194304, got 1000000000"),
+        ({"num_hidden_layers": 1025}, "num_hidden_layers must be .* at most 1024, got 1025"),
+        ({"num_key_value_heads": 0}, "num_key_value_heads must be"),
+        ({"head_dim": 0}, "head_dim must be"),
+        ({"head_dim": 15}, "head_dim must be even"),
         ({"rope_scaling": [1]}, "rope_parameters must be an object"),
     ],
 )
