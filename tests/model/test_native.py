@@ -122,6 +122,16 @@ def test_blocks_that_are_not_what_the_configuration_says_are_no_model(
         load_native(path, replace(CONFIG, **changes))
 
 
+def test_rows_that_fill_no_tile_are_left_to_torch(tmp_path: Path) -> None:
+    files = open_model(str(write_folder(tmp_path, config=replace(TIED, vocab_size=90))))
+    blocks = {"model.embed_tokens.q8_0": np.zeros((90, 2, 34), np.uint8)}
+    for stored in ({}, blocks):
+        save_blocks(stored, str(tmp_path / BLOCKS_FILE))
+        assert Rank(files, None, kernels="auto").runner.path == "torch"
+        with pytest.raises(ConfigError, match="cannot be packed"):
+            Rank(files, None, kernels="native")
+
+
 @pytest.mark.parametrize(
     ("changes", "tensor"),
     [

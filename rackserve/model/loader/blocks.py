@@ -10,9 +10,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from rackserve.base.errors import FileFormatError
-
-BLOCKS_FILE = "quantised.blocks"
-"""Beside the weights of a model folder, in safetensors form: uint8 [rows, groups, bytes of a block], under name.kind."""
+from rackserve.model.loader.folder import BLOCKS_FILE as BLOCKS_FILE
 
 BLOCK_BYTES = {"q4_1": 20, "q8_0": 34}
 """Bytes of a block in the formats that kernels read."""
@@ -20,7 +18,7 @@ BLOCK_BYTES = {"q4_1": 20, "q8_0": 34}
 GROUP = 32
 """Numbers of a block."""
 
-REMEDY = "remove this file (the weights beside it serve without it), or the whole folder if rackserve made it"
+REMEDY = "remove this file (the weights beside it serve alone), or the whole folder if rackserve made it"
 
 
 class Blocks:
@@ -56,7 +54,8 @@ class Blocks:
             # Numbers, not groups: of 40 columns there is no whole number of these.
             if (blocks.shape[0], blocks.shape[1] * GROUP) != (rows, inner):
                 shape = f"{list(blocks.shape)}, {blocks.shape[0]} x {blocks.shape[1] * GROUP} numbers"
-                raise self._error(f"{name}.{kind}", f"has shape {shape}, config.json asks for {rows} x {inner}")
+                problem = f"has shape {shape}, config.json asks for {rows} x {inner}"
+                raise self._error(f"{name}.{kind}", problem, "use matching files")
         if len({kind for kind, _ in found.values()}) > 1:
             kinds = ", ".join(f"{name} is {kind}" for name, (kind, _) in found.items())
             raise FileFormatError(
@@ -74,5 +73,5 @@ class Blocks:
         if name in self._found:
             raise self._error(f"{name}.{kind}", f"is there as {self._found[name][0]}, too")
 
-    def _error(self, tensor: str, problem: str) -> FileFormatError:
-        return FileFormatError(f"{self._path}: tensor {tensor} {problem}; {REMEDY}")
+    def _error(self, tensor: str, problem: str, remedy: str = REMEDY) -> FileFormatError:
+        return FileFormatError(f"{self._path}: tensor {tensor} {problem}; {remedy}")
