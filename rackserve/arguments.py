@@ -19,6 +19,19 @@ def at_least(least: int) -> Callable[[str], int]:
     return read
 
 
+def whole_within(least: int, most: int) -> Callable[[str], int]:
+    """Reads a whole number from `least` to `most`, both included."""
+
+    def read(text: str) -> int:
+        number = int(text)
+        if not least <= number <= most:
+            raise argparse.ArgumentTypeError(f"must be from {least} to {most}, got {text}")
+        return number
+
+    read.__name__ = "whole number"
+    return read
+
+
 def number_within(least: float, most: float) -> Callable[[str], float]:
     """Reads a number from `least` to `most`, both included."""
 

@@ -6,12 +6,19 @@ import argparse
 import sys
 import time
 from array import array
+from pathlib import Path
 
-from rackserve.arguments import at_least
-from rackserve.base.errors import ConfigError
+from rackserve.arguments import at_least, whole_within
+from rackserve.base.errors import ConfigError, ResourceError
 from rackserve.base.step import Step, StepItem
+from rackserve.base.units import MIB
+from rackserve.live.regions import available_bytes
+from rackserve.live.runner import MAX_THREADS
 
 BLOCK_TOKENS = 16
+MAX_BATCH = 1024
+MAX_STEP_TOKENS = 65_536
+SYSTEM = Path("/proc"), Path("/sys/fs/cgroup")
 AROUND = "around"
 """The stage of what is no kernel: planning of buffers, sampling, results."""
 
@@ -19,17 +26,20 @@ AROUND = "around"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     parser.add_argument("--model", default="embedded", help="embedded (default), or a folder with a Llama model")
-    parser.add_argument("--batch", type=at_least(1), default=1, help="sequences decoded together (default 1)")
+    parser.add_argument("--batch", type=whole_within(1, MAX_BATCH), default=1, help="sequences decoded together (default 1)")
     parser.add_argument("--context", type=at_least(1), default=128, help="tokens of each before the step (default 128)")
     parser.add_argument("--prefill", action="store_true", help="steps that compute the context instead of one more token")
     parser.add_argument(
         "--steps", type=at_least(1), default=10, help="steps that are measured, behind one that is not (default 10)"
     )
-    parser.add_argument("--threads", type=at_least(1), default=1, help="cores that share a step (default 1)")
+    parser.add_argument("--threads", type=whole_within(1, MAX_THREADS), default=1, help="cores that share a step (default 1)")
 
 
 def profile(args: argparse.Namespace) -> int:
-    """Print milliseconds of CPU time of the leading thread a step, by stage. ConfigError without native kernels."""
+    """Print milliseconds of CPU time of the leading thread a step, by stage.
+
+    ConfigError without native kernels, ResourceError if the KV does not fit into memory.
+    """
     from rackserve.model.config import LlamaConfig
     from rackserve.model.files import open_model
     from rackserve.model.layout import kv_layout
@@ -42,7 +52,18 @@ def profile(args: argparse.Namespace) -> int:
     blocks, limit = each * args.batch, files.llama.max_positions
     if args.context + args.steps + 1 > limit:
         raise ConfigError(f"--context {args.context} and --steps {args.steps}: the model has {limit} positions; take fewer")
-    arena = memoryview(bytearray(blocks * kv_layout(files.llama, BLOCK_TOKENS, "bf16").block_bytes))
+    tokens = args.batch * (args.context if args.prefill else 1)
+    if tokens > MAX_STEP_TOKENS:
+        raise ConfigError(
+            f"--batch {args.batch} and --context {args.context}: at most {MAX_STEP_TOKENS} tokens a step; take fewer"
+        )
+    size, room = blocks * kv_layout(files.llama, BLOCK_TOKENS, "bf16").block_bytes, available_bytes(*SYSTEM)
+    if size > room:
+        raise ResourceError(
+            f"--batch {args.batch} and --context {args.context}: KV takes {size / MIB:,.0f} MiB of memory, "
+            f"{room / MIB:,.0f} are available; take fewer"
+        )
+    arena = memoryview(bytearray(size))
     runner = LlamaRunner(files, arena, blocks, BLOCK_TOKENS, kernels="native", threads=args.threads)
     prompt = prompt_of(files.llama.vocab_size, args.context)
     tables = [tuple(range(number * each, (number + 1) * each)) for number in range(args.batch)]
@@ -59,7 +80,6 @@ def profile(args: argparse.Namespace) -> int:
         begin = time.thread_time()
         runner.run(step)
         spent += time.thread_time() - begin
-    tokens = args.batch * (args.context if args.prefill else 1)
     sys.stdout.write(f"{runner.path}, {args.threads} thread(s), {tokens} tokens a step, context {args.context}\n")
     sys.stdout.write(as_table(runner.stage_times(), spent, args.steps))
     return 0

@@ -4,13 +4,16 @@ import argparse
 
 import pytest
 
-from rackserve.arguments import at_least, name_and_value, number_within, whole_numbers
+from rackserve.arguments import at_least, name_and_value, number_within, whole_numbers, whole_within
 
 
 def test_numbers_are_read_within_their_limits() -> None:
     assert (at_least(2)("2"), number_within(0, 1)("0.5"), whole_numbers(1)("1,2,8")) == (2, 0.5, (1, 2, 8))
+    assert (whole_within(2, 3)("2"), whole_within(2, 3)("3")) == (2, 3)
     for read, text in (
         (at_least(2), "1"),
+        (whole_within(2, 3), "1"),
+        (whole_within(2, 3), str(2**64 + 2)),
         (number_within(0, 1), "1.5"),
         (number_within(0, 1), "nan"),
         (whole_numbers(1), "4,0"),
@@ -19,7 +22,7 @@ def test_numbers_are_read_within_their_limits() -> None:
             read(text)
     with pytest.raises(argparse.ArgumentTypeError, match="differ from each other, got 1,1"):
         whole_numbers(1)("1,1")
-    for read in (at_least(0), whole_numbers(0)):
+    for read in (at_least(0), whole_within(0, 1), whole_numbers(0)):
         with pytest.raises(ValueError, match="invalid literal"):
             read("many")
         assert "whole number" in read.__name__

@@ -5,7 +5,7 @@ import argparse
 import pytest
 
 from rackserve import profile_command
-from rackserve.base.errors import ConfigError, RackserveError
+from rackserve.base.errors import ConfigError, RackserveError, ResourceError
 from rackserve.kernels.cpu import library
 from rackserve.model.files import open_model
 
@@ -53,6 +53,30 @@ def test_each_stage_of_a_real_step_is_told(more: tuple[str, ...], capsys: pytest
 
 
 @pytest.mark.usefixtures("model")
-def test_a_context_beyond_the_model_is_refused() -> None:
-    with pytest.raises(ConfigError, match="positions"):
-        profile_command.profile(options("--model", "embedded", "--context", "1000000"))
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (("--context", "1000000"), "model has 8192 positions"),
+        (("--context", str(10**20)), "model has 8192 positions"),
+        (("--steps", str(10**20)), "model has 8192 positions"),
+        (("--batch", "1024", "--context", "8000", "--prefill"), "at most 65536 tokens a step"),
+    ],
+)
+def test_what_the_model_or_a_step_cannot_hold_is_refused(given: tuple[str, ...], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        profile_command.profile(options("--model", "embedded", *given))
+
+
+@pytest.mark.usefixtures("model")
+def test_kv_that_memory_cannot_hold_is_refused_before_any_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profile_command, "available_bytes", lambda *_: 1 << 20)
+    with pytest.raises(ResourceError, match=r"--batch 2 and --context 100: KV takes \d+ MiB of memory, 1 are available"):
+        profile_command.profile(options("--model", "embedded", "--batch", "2", "--context", "100"))
+
+
+@pytest.mark.parametrize("number", ["-1", "0", "1000000000", str(10**20), str(2**32 + 1)])
+def test_batches_and_threads_out_of_range_are_refused_with_the_range(number: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for option, most in (("--batch", 1024), ("--threads", 256)):
+        with pytest.raises(SystemExit):
+            options(option, number)
+        assert f"argument {option}: must be from 1 to {most}, got {number}" in capsys.readouterr().err
