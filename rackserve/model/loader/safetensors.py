@@ -12,7 +12,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from rackserve.base.errors import FileFormatError
+from rackserve.base.errors import FileFormatError, ResourceError
 from rackserve.model.loader.folder import weight_files
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -34,6 +34,11 @@ class TensorFiles:
                 opened = self._stack.enter_context(safe_open(str(path), framework="pt"))
             except (SafetensorError, OSError) as error:
                 raise FileFormatError(f"{path}: truncated or no safetensors file ({error}); fetch it again") from error
+            except RuntimeError as error:  # torch's, of a file that safetensors found sound
+                size = path.stat().st_size
+                raise ResourceError(
+                    f"{path}: no {size} bytes of address space to map it ({error}); raise the limit (ulimit -v)"
+                ) from error
             self._holder.update((name, (path, opened)) for name in opened.keys())  # noqa: SIM118 (no mapping)
         return self
 

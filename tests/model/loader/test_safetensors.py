@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from rackserve.base.errors import FileFormatError
+from rackserve.base.errors import FileFormatError, ResourceError
 from rackserve.model.llama import load_weights
 from rackserve.model.loader.safetensors import TensorFiles
 from tests.model import tiny
@@ -66,3 +66,15 @@ def test_a_tensor_stays_valid_after_its_file_is_closed(tmp_path: Path) -> None:
     with TensorFiles(tmp_path) as files:
         norm = files.read("model.norm.weight", (32,))
     assert torch.equal(norm, tiny.random_weights()["model.norm.weight"])
+
+
+def test_a_sound_file_that_cannot_be_mapped_is_no_bad_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tiny.write_folder(tmp_path) / "model.safetensors"
+
+    def refused(*_: object, **__: object) -> None:
+        raise RuntimeError("unable to mmap 538090408 bytes")
+
+    monkeypatch.setattr("rackserve.model.loader.safetensors.safe_open", refused)
+    words = rf"{path}: no {path.stat().st_size} bytes of address space to map it \(unable to mmap .*\); .*ulimit -v"
+    with pytest.raises(ResourceError, match=words):
+        load_weights(tmp_path, tiny.CONFIG)
