@@ -25,4 +25,5 @@ class KernelBuildHook(BuildHookInterface[Any]):
         if "" in told.values():
             build_data["pure_python"] = False
             build_data["infer_tag"] = True
-            build_data["artifacts"].append(str(KERNELS / "built" / "*.so"))
+            built = [f"kernels-{name}.so" for name, problem in told.items() if not problem]  # not what an earlier build left
+            build_data["artifacts"].extend(str(KERNELS / "built" / name) for name in built)

@@ -5,6 +5,7 @@ No network, no headers but the compiler's own. One shared object for each instru
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import shutil
@@ -42,6 +43,9 @@ SANITIZE = ("-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefine
 SECONDS = 600
 """How long a whole build may take."""
 
+STALE_SECONDS = 3600
+"""How old a build's scratch folder is whose build was killed."""
+
 
 def compiler() -> str | None:
     """The C++ compiler that $CXX names, or the first that is there."""
@@ -55,18 +59,41 @@ def variants() -> list[str]:
 
 
 def build(folder: Path = BUILT, names: list[str] | None = None, extra: tuple[str, ...] = ()) -> dict[str, str]:
-    """Build into `folder`; returns what went wrong by variant, "" for those that are there now."""
+    """Build into `folder`; returns what went wrong by variant, "" for those that are there now. Raises nothing."""
     command = compiler()
     if command is None:
         return {"": "no C++ compiler (set CXX, or install g++)"}
-    folder.mkdir(parents=True, exist_ok=True)
     chosen, end = names or variants(), time.monotonic() + SECONDS
-    with (
-        tempfile.TemporaryDirectory(prefix=".kernels-", dir=folder) as scratch,
-        ThreadPoolExecutor(os.cpu_count()) as compilers,
-    ):
-        compiled = {name: _compile(command, name, extra, Path(scratch), end, compilers) for name in chosen}
-        return {name: _link(command, name, extra, compiled[name], folder, end) for name in chosen}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _remove_stale(folder)
+        with (
+            tempfile.TemporaryDirectory(prefix=".kernels-", dir=folder, ignore_cleanup_errors=True) as scratch,
+            ThreadPoolExecutor(os.cpu_count()) as compilers,
+        ):
+            compiled = {name: _compile(command, name, extra, Path(scratch), end, compilers) for name in chosen}
+            return {name: _link(command, name, extra, compiled[name], folder, end) for name in chosen}
+    except OSError as error:
+        return {"": f"cannot build in {folder} ({error.strerror})"}
+
+
+def seal(file: Path) -> None:
+    """Append the digest of all before it, which shows that a file is whole; loaders of shared objects never look there."""
+    with file.open("rb+") as opened:
+        opened.write(hashlib.sha256(opened.read()).digest())
+
+
+def is_sealed(file: Path) -> bool:
+    """Whether the file ends with the digest of all before it. OSError if it cannot be read."""
+    content, size = file.read_bytes(), hashlib.sha256().digest_size
+    return hashlib.sha256(content[:-size]).digest() == content[-size:]
+
+
+def _remove_stale(folder: Path) -> None:
+    """Remove what builds left that were killed."""
+    for scratch in folder.glob(".kernels-*"):
+        if time.time() - scratch.lstat().st_mtime > STALE_SECONDS:
+            shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _compile(
@@ -91,9 +118,15 @@ def _link(
     part = objects[0][0].with_suffix(".so")
     line = [command, *COMMON, *VARIANTS[name], *extra, "-shared", "-o", str(part), *(str(target) for target, _ in objects)]
     problem = _run(line, end)
-    if not problem:
-        part.replace(folder / f"kernels-{name}.so")
-    return problem
+    if problem:
+        return problem
+    target = folder / f"kernels-{name}.so"
+    try:
+        seal(part)
+        part.replace(target)
+    except OSError as error:
+        return f"cannot write {target} ({error.strerror})"
+    return ""
 
 
 def _run(line: list[str], end: float) -> str:

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from rackserve.base.errors import ConfigError
-from rackserve.kernels.cpu.build import BUILT, compiler
+from rackserve.base.errors import ConfigError, ResourceError
+from rackserve.kernels.cpu.build import BUILT, compiler, is_sealed
 from rackserve.kernels.cpu.packing import BF16, GROUP, LANES, Bytes
 
 ABI = 6
@@ -48,12 +48,10 @@ class MatrixView(Structure):
 
 
 class Library:
-    """One loaded variant. `path`: the instruction set it was built for."""
+    """One loaded variant. `path`: the instruction set it was built for. ConfigError if the file is not what was built."""
 
     def __init__(self, file: Path) -> None:
-        self.c = ctypes.CDLL(str(file))
-        if self.c.rk_abi() != ABI:
-            raise ConfigError(f"{file}: built from other sources; run python -m rackserve.kernels.cpu.build")
+        self.c = _load(file)
         self.c.rk_path.restype = c_char_p
         self.path: str = self.c.rk_path().decode()
         self.c.rk_product.argtypes = [POINTER(MatrixView), c_void_p, c_int32, c_void_p]
@@ -102,6 +100,30 @@ class Library:
         return token, logit
 
 
+def _load(file: Path) -> ctypes.CDLL:
+    """Load a file, after a look at all of it: a part that is missing would end the process at its first use."""
+    try:
+        if not is_sealed(file):
+            raise ConfigError(_unusable(file, "not whole, or built by another version"))
+        loaded = ctypes.CDLL(str(file))
+        abi = loaded.rk_abi()
+    except (OSError, AttributeError) as error:
+        raise ConfigError(_unusable(file, str(getattr(error, "strerror", None) or error))) from error
+    if abi != ABI:
+        raise ConfigError(_unusable(file, "built from other sources"))
+    return loaded
+
+
+def _unusable(file: Path, why: str) -> str:
+    return f"{file} cannot be loaded ({why}); run {BUILD}, or name another variant in {VARIABLE}"
+
+
+def no_room(positions: int, threads: int) -> ResourceError:
+    """Why the system refused a step's buffers and threads, as far as it told."""
+    buffers = f"no memory for the buffers of a step of {positions} positions: lower scheduler.max_tokens"
+    return ResourceError(buffers if threads <= 1 else f"{buffers}; or no room for {threads} threads: lower runner.threads")
+
+
 def view_of(packed: Bytes, kind: int) -> MatrixView:
     """A packed matrix as C sees it; `packed` must outlive it."""
     tiles, groups, _ = packed.shape
@@ -110,7 +132,10 @@ def view_of(packed: Bytes, kind: int) -> MatrixView:
 
 @cache
 def find() -> Library | None:
-    """The best variant that was built and that this processor runs; None if there is none, or none is wanted."""
+    """The best variant that was built and that this processor runs; None if there is none, or none is wanted.
+
+    ConfigError if its file cannot be loaded: another would do, but more slowly, and nobody would know.
+    """
     wanted = _asked()
     has = features()
     for name, needed in NEEDED.items():
@@ -158,4 +183,4 @@ def features() -> frozenset[str]:
     return frozenset(line.partition(":")[2].split())
 
 
-__all__ = ["ABI", "BF16", "Library", "MatrixView", "features", "find", "found", "missing", "view_of"]
+__all__ = ["ABI", "BF16", "Library", "MatrixView", "features", "find", "found", "missing", "no_room", "view_of"]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 
 from rackserve.base.errors import ConfigError
-from rackserve.kernels.cpu import library
+from rackserve.kernels.cpu import build, library
 from rackserve.kernels.cpu.library import NEEDED, features
 from tests.kernels.cpu.variants import ALL, KINDS, load, rounded, some_rows
 
@@ -95,3 +96,60 @@ def test_which_kernels_serve_or_why_none_do_is_told_with_the_remedy(monkeypatch:
     assert library.missing() == f"no native kernels were built here; run {library.BUILD}"
     (tmp_path / "kernels-avx512.so").touch()
     assert "were built for this processor, only avx512; run" in library.missing()
+
+
+def compiled(file: Path, source: str) -> None:
+    """A sealed shared object of `source`."""
+    command = build.compiler()
+    if command is None:
+        pytest.skip("no C++ compiler")
+    subprocess.run((command, "-shared", "-fPIC", "-x", "c++", "-o", str(file), "-"), input=source, text=True, check=True)
+    build.seal(file)
+
+
+def sealed(file: Path, content: str) -> None:
+    file.write_text(content)
+    build.seal(file)
+
+
+def truncated(file: Path) -> None:
+    compiled(file, f'extern "C" int rk_abi() {{ return {library.ABI}; }}')
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+UNUSABLE = {
+    "an empty file": (Path.touch, "not whole"),
+    "a folder": (Path.mkdir, "Is a directory"),
+    "text": (lambda file: file.write_text("no machine code"), "not whole"),
+    "a file without its end": (truncated, "not whole"),
+    "sealed text": (lambda file: sealed(file, "no machine code"), "file too short|invalid ELF header"),
+    "another library": (lambda file: compiled(file, "int other;"), "rk_abi"),
+    "another interface": (lambda file: compiled(file, 'extern "C" int rk_abi() { return 1; }'), "built from other sources"),
+}
+
+
+@pytest.mark.parametrize("what", UNUSABLE)
+def test_a_file_that_is_no_library_of_ours_is_named_with_the_remedy_and_never_passed_over(
+    what: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    make, why = UNUSABLE[what]
+    make(tmp_path / "kernels-avx512.so")
+    (tmp_path / "kernels-portable.so").touch()
+    monkeypatch.setattr(library, "BUILT", tmp_path)
+    monkeypatch.setitem(NEEDED, "avx512", frozenset())
+    monkeypatch.delenv(library.VARIABLE, raising=False)
+    says = rf"/kernels-avx512\.so cannot be loaded \(.*({why}).*\); run python -m rackserve\.kernels\.cpu\.build, or name"
+    for look in (library.find.__wrapped__, lambda: library.Library(tmp_path / "kernels-avx512.so")):
+        with pytest.raises(ConfigError, match=says):
+            look()
+
+
+def test_a_good_variant_beside_a_bad_one_serves_when_it_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path = load("portable").path
+    (tmp_path / "kernels-portable.so").write_bytes((library.BUILT / "kernels-portable.so").read_bytes())
+    (tmp_path / "kernels-avx512.so").touch()
+    monkeypatch.setattr(library, "BUILT", tmp_path)
+    monkeypatch.setitem(NEEDED, "avx512", frozenset())
+    monkeypatch.setenv(library.VARIABLE, "portable")
+    found = library.find.__wrapped__()
+    assert found is not None and found.path == path
