@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rackserve.base.errors import ConfigError, ResourceError
-from rackserve.kernels.cpu.library import PICK, Floats, Library, MatrixView, view_of
+from rackserve.kernels.cpu.library import PICK, Floats, Library, MatrixView, no_room, view_of
 from rackserve.kernels.cpu.packing import Bytes
 
 HEAD_MULTIPLE = 16
@@ -108,7 +108,7 @@ class Decoder:
     threads    cores that share a step, the caller's among them; no effect on any bit
     cores      where the others run, one each behind the first; (): wherever the system wants
 
-    ConfigError for shapes that the kernels do not know, ResourceError if memory runs out.
+    ConfigError for shapes that the kernels do not know, ResourceError if memory or threads run out.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class Decoder:
         arena_at = self._keep[1].ctypes.data
         self._decoder = library.c.rk_decoder_new(ctypes.byref(model), arena_at, wide, block_tokens, threads, places)
         if not self._decoder:
-            raise ResourceError(f"no memory for the buffers of a step of {max_rows} positions; lower scheduler.max_tokens")
+            raise no_room(max_rows, threads)
 
     def forward(self, tokens: Ints, spans: Sequence[Rows]) -> None:
         """Compute positions and store their KV. `tokens`: those of all spans, one after the other, at most `max_rows`."""

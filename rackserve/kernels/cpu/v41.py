@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rackserve.base.errors import ResourceError
-from rackserve.kernels.cpu.library import Floats, Library
+from rackserve.kernels.cpu.library import Floats, Library, no_room
 from rackserve.kernels.cpu.mailbox import Mailbox
 from rackserve.kernels.cpu.packing import LANES, Bytes
 from rackserve.kernels.cpu.v41_packing import Packed
@@ -284,7 +284,7 @@ class Step:
     cores      where the others run, one each behind the first; (): wherever the system wants
     mailbox    to the devices that the plan's matrices are shared with; all make the same calls. Must outlive the step
 
-    ResourceError if memory runs out.
+    ResourceError if memory or threads run out.
     """
 
     def __init__(
@@ -319,7 +319,7 @@ class Step:
         places = (c_int32 * threads)(*cores) if len(cores) >= threads else None
         self._step = self._c.rk_v41_new(ctypes.byref(model), threads, places)
         if not self._step:
-            raise ResourceError(f"no memory for the buffers of a step of {max_rows} positions; lower scheduler.max_tokens")
+            raise no_room(max_rows, threads)
 
     def forward(self, spans: Array[Span], count: int, tokens: int, engram: Array[c_void_p], result: Result) -> int:
         """All layers over the rows of the first `count` spans; returns how many reach the end. tokens: ids, int64."""

@@ -18,7 +18,7 @@ const char* rk_path() {
 #endif
 }
 
-// Null where memory ran out.
+// Null where the system has no memory, or no more threads.
 void* rk_decoder_new(const RkModel* model, void* cache, int32_t wide, int32_t block_tokens, int32_t threads, const int32_t* cores) {
     try {
         const Cache kv{static_cast<uint8_t*>(cache), wide, model->layers, model->kv_heads, model->head_dim, block_tokens};

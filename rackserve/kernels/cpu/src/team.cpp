@@ -25,13 +25,20 @@ void pin(std::thread& thread, int core) {
 }  // namespace
 
 Team::Team(int members, const int32_t* cores) : members_(members < 1 ? 1 : members) {
-    for (int member = 1; member < members_; member++) {
-        threads_.emplace_back([this, member] { work(member); });
-        if (cores != nullptr) pin(threads_.back(), cores[member]);
+    try {
+        for (int member = 1; member < members_; member++) {
+            threads_.emplace_back([this, member] { work(member); });
+            if (cores != nullptr) pin(threads_.back(), cores[member]);
+        }
+    } catch (...) {
+        end();
+        throw;
     }
 }
 
-Team::~Team() {
+Team::~Team() { end(); }
+
+void Team::end() {
     ends_.store(true, std::memory_order_relaxed);
     round_.fetch_add(1, std::memory_order_release);
     round_.notify_all();

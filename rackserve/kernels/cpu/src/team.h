@@ -30,7 +30,8 @@ template <class T> inline void await_change(std::atomic<T>& value, T old) {
 
 class Team {
   public:
-    // cores: where to run the members behind the caller, one each; null: wherever the system wants.
+    // cores: where to run the members behind the caller, one each; null: wherever the system wants. Throws where the system has no
+    // room for so many.
     explicit Team(int members, const int32_t* cores = nullptr);
     ~Team();
     int size() const { return members_; }
@@ -40,6 +41,7 @@ class Team {
 
   private:
     void work(int member);
+    void end();
 
     const int members_;
     std::vector<std::thread> threads_;
