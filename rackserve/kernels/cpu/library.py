@@ -15,22 +15,10 @@ from numpy.typing import NDArray
 
 from rackserve.base.errors import ConfigError, ResourceError
 from rackserve.kernels.cpu.build import BUILT, compiler, is_sealed
+from rackserve.kernels.cpu.choice import NEEDED, VARIABLE, asked_for, chosen, features, file_of
 from rackserve.kernels.cpu.packing import BF16, GROUP, LANES, Bytes
 
 ABI = 6
-
-NEEDED: dict[str, frozenset[str]] = {
-    "avx512": frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "f16c", "fma"}),
-    "avx2": frozenset({"avx2", "f16c", "fma", "bmi2"}),
-    "portable": frozenset(),
-}
-"""What the processor must have for each variant, best first."""
-
-VARIABLE = "RACKSERVE_KERNELS"
-"""Environment variable that names the variant to load instead of the best, or "none"."""
-
-SPELLINGS = {"avx512-vnni": "avx512"}
-"""Names that variants tell of themselves where these are longer than those of their files."""
 
 BUILD = "python -m rackserve.kernels.cpu.build"
 """What builds the kernels again."""
@@ -136,15 +124,8 @@ def find() -> Library | None:
 
     ConfigError if its file cannot be loaded: another would do, but more slowly, and nobody would know.
     """
-    wanted = _asked()
-    has = features()
-    for name, needed in NEEDED.items():
-        file = BUILT / f"kernels-{name}.so"
-        if wanted in ("", name) and needed <= has and file.exists():
-            return Library(file)
-    if wanted not in ("", "none"):
-        raise ConfigError(f"{VARIABLE}={wanted}: not built, or not for this processor; one of {', '.join(NEEDED)} or none")
-    return None
+    name = chosen(BUILT)
+    return Library(BUILT / file_of(name)) if name else None
 
 
 def found() -> tuple[bool, str]:
@@ -158,29 +139,26 @@ def found() -> tuple[bool, str]:
 
 def missing() -> str:
     """Why `find` finds nothing, with the remedy."""
-    if _asked() == "none":
+    if asked_for() == "none":
         return f"native kernels are off, as {VARIABLE}=none says; unset it"
-    built = [name for name in NEEDED if (BUILT / f"kernels-{name}.so").exists()]
+    built = [name for name in NEEDED if (BUILT / file_of(name)).exists()]
     if built:
         return f"no native kernels were built for this processor, only {', '.join(built)}; run {BUILD}"
     lack, remedy = ("", "") if compiler() else (", for lack of a compiler", "install g++, then ")
     return f"no native kernels were built here{lack}; {remedy}run {BUILD}"
 
 
-def _asked() -> str:
-    """The variant that the environment names, or "none", or "" for the best."""
-    asked = os.environ.get(VARIABLE, "")
-    return SPELLINGS.get(asked, asked)
-
-
-def features() -> frozenset[str]:
-    """Instruction sets of this processor, by the names of /proc/cpuinfo; empty where that does not exist."""
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return frozenset()
-    line = next((line for line in text.splitlines() if line.startswith("flags")), "")
-    return frozenset(line.partition(":")[2].split())
-
-
-__all__ = ["ABI", "BF16", "Library", "MatrixView", "features", "find", "found", "missing", "no_room", "view_of"]
+__all__ = [
+    "ABI",
+    "BF16",
+    "NEEDED",
+    "VARIABLE",
+    "Library",
+    "MatrixView",
+    "features",
+    "find",
+    "found",
+    "missing",
+    "no_room",
+    "view_of",
+]

@@ -10,6 +10,8 @@ from rackserve.model.config import read_json
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
+BLOCKS_FILE = "quantised.blocks"
+"""Beside the weights of a model folder, in safetensors form: uint8 [rows, groups, bytes of a block], under name.kind."""
 
 
 def weight_files(folder: Path) -> list[Path]:
