@@ -88,6 +88,7 @@ REPEAT_S = 0.2
 
 async def _serve(settings: Settings, events: str | None, traffic: TrafficLog | None) -> int:
     """Serve until a signal: the first one drains (or ends a start-up), a second one interrupts."""
+    from rackserve.live.computing import engine_lines
     from rackserve.serving import OpenServer, open_server
 
     sinks = [_events_file(events)] if events else []
@@ -118,6 +119,8 @@ async def _serve(settings: Settings, events: str | None, traffic: TrafficLog | N
             keys = "a key is asked for" if server.keys else "no key is asked for"
             print(f"serving {server.served.names[0]} on {server.url} (Ctrl-C to stop)", flush=True)
             print(f"  context {server.served.max_model_len:,} tokens; {keys}; the page is at {server.url}/", flush=True)
+            for line in engine_lines(settings.runner, settings.topology, server.rack.status()):
+                print(f"  {line}", flush=True)
             await server.stop.wait()
             print(f"stopping: open answers get {settings.server.grace:g} s", flush=True)
     except asyncio.CancelledError:

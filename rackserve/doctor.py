@@ -25,6 +25,8 @@ from rackserve.base.units import MIB
 from rackserve.config import Settings, resolve
 from rackserve.doctor_server import Finding as Finding
 from rackserve.doctor_server import Verdict, examine_server, is_rackserve
+from rackserve.live.computing import crowding, expect, in_words
+from rackserve.live.cores import allowed_cores, share_cores
 from rackserve.live.regions import RegionShape, available_bytes, check_memory
 from rackserve.live.runner import layout_of, process_bytes, require_packages
 from rackserve.model.embedded import cache_root
@@ -90,18 +92,18 @@ def _torch(settings: Settings) -> tuple[Verdict, str]:
 
 
 def _kernels(settings: Settings) -> tuple[Verdict, str]:
-    runner = settings.engine
+    runner = settings.runner
     if runner.kind == "digest":
         return "ok", "not needed by the toy model"
     if find_spec("numpy") is None:
         return "note", "not looked at: the packages of a real model are missing"
-    from rackserve.kernels.cpu.library import found
-
-    there, told = found()
-    if runner.kernels == "torch":
-        reason = "runner.kernels says" if settings.runner.kernels == "torch" else "experts spread over ranks need"
-        return "ok", f"not used: torch computes, as {reason} (there: {told if there else 'none'})"
-    return "ok" if there else "bad" if runner.kernels == "native" else "note", told
+    expected, cores = expect(runner, settings.topology), allowed_cores()
+    if expected.kernels == "torch":
+        return "ok" if runner.kernels == "torch" else "note", in_words("torch", 1, expected.reason)
+    devices = settings.topology.num_devices
+    told = in_words(expected.kernels, share_cores(runner.threads, 0, devices, cores).threads)
+    crowded = crowding(runner.threads, devices, cores)
+    return ("note", f"{told}; {crowded}") if crowded else ("ok", told)
 
 
 def cpu_flags(path: Path) -> set[str]:
@@ -133,7 +135,7 @@ def _memory(settings: Settings) -> tuple[Verdict, str]:
         workers = len(topology.workers(role))
         arena = RegionShape.of(layout, topology.num_blocks(role), topology.rank_windows)
         kv_bytes += workers * ranks * arena.num_bytes
-        model_bytes += workers * ranks * tp_size * process_bytes(settings.runner, tp_size, ranks)
+        model_bytes += workers * ranks * tp_size * process_bytes(settings.engine, tp_size, ranks)
     check_memory(kv_bytes, model_bytes)
     room = available_bytes(Path("/proc"), Path("/sys/fs/cgroup"))
     told = f"{(kv_bytes + model_bytes) / MIB:,.0f} MiB wanted, {room / MIB:,.0f} MiB available"

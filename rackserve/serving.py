@@ -43,10 +43,10 @@ from rackserve.config import Settings
 from rackserve.live.kv_announcer import KvAnnouncer
 from rackserve.live.kv_events import KvPublisher
 from rackserve.live.rack import LiveRack
+from rackserve.live.rank_spec import RankStatus
 from rackserve.live.recorder import Recorded, Sink
 from rackserve.live.runner import unsupported
 from rackserve.live.stalls import StallWatch
-from rackserve.live.supervisor import RankStatus
 from rackserve.page.door import Door
 from rackserve.page.early import Early
 from rackserve.page.feed import Feed
@@ -263,6 +263,7 @@ class _Seen:
         self.view.look = lambda: (rack.status(), rack.pool)
         self.metrics.holdings.look = lambda: holdings_of(rack.status(), rack.pool)
         self.metrics.step_parts.look = lambda: step_parts_of(rack.status())
+        self.metrics.engine_info.look = lambda: engines_of(rack.status())
         return self.state
 
     def _follow(self, recorded: Recorded) -> None:
@@ -288,6 +289,12 @@ def holdings_of(ranks: Sequence[RankStatus], pool: Directory | None) -> tuple[di
 def step_parts_of(ranks: Sequence[RankStatus]) -> dict[str, tuple[float, ...]]:
     """Seconds of engine time by rank and part, for the metrics."""
     return {str(Rank(rank.worker, place)): times.seconds for rank in ranks for place, times in enumerate(rank.times)}
+
+
+def engines_of(ranks: Sequence[RankStatus]) -> dict[str, tuple[str, int]]:
+    """What each rank that was ready computes with, for the metrics."""
+    told = [rank for rank in ranks if rank.kernels]
+    return {str(Rank(rank.worker, place)): (rank.kernels, rank.threads) for rank in told for place in range(len(rank.kv))}
 
 
 def _add_gateway(settings: Settings, rack: LiveRack, taps: Sequence[Tap]) -> Gateway:

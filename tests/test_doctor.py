@@ -3,6 +3,7 @@ from __future__ import annotations
 import resource
 import socket
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -74,17 +75,28 @@ def test_few_open_files_mean_few_clients(most: int, verdict: str, monkeypatch: p
 
 
 @pytest.mark.parametrize(("kernels", "there", "verdict"), [
-    ("auto", True, "ok"), ("auto", False, "note"), ("native", False, "bad"), ("torch", True, "ok"), ("torch", False, "ok"),
+    ("auto", True, "ok"), ("auto", False, "note"), ("native", True, "ok"), ("native", False, "bad"), ("torch", True, "ok"),
+    ("torch", False, "ok"),
 ])  # fmt: skip
 def test_kernels_that_are_wanted_and_missing_are_told(
     kernels: Any, there: bool, verdict: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rackserve.kernels.cpu.library.found", lambda: (there, "avx2" if there else "no compiler"))
-    asked = msgspec.structs.replace(SMALL, runner=RunnerSpec(kind="llama", kernels=kernels))
-    got = finding("kernels", asked)
+    monkeypatch.setattr("rackserve.kernels.cpu.library.find", lambda: SimpleNamespace(path="avx2") if there else None)
+    got = finding("kernels", msgspec.structs.replace(SMALL, runner=RunnerSpec(kind="llama", kernels=kernels)))
     assert got.verdict == verdict
-    assert got.text.startswith("not used: torch computes, as runner.kernels says") is (kernels == "torch")
+    assert ("torch" in got.text) is (kernels == "torch" or not there)
     assert finding("kernels").text == "not needed by the toy model"
+
+
+def test_what_serve_refuses_is_bad_and_more_threads_than_cores_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rackserve.kernels.cpu.library.find", lambda: SimpleNamespace(path="avx2"))
+    monkeypatch.setattr(doctor, "allowed_cores", lambda: (0, 1))
+    runner = RunnerSpec(kind="deepseek_v41", model="golden", block_tokens=32, kernels="native")
+    spread = Settings(topology=Topology(prefill_ranks=2, decode_ranks=2), runner=runner)
+    assert finding("kernels", spread).verdict == "bad"
+    wide = msgspec.structs.replace(SMALL, runner=RunnerSpec(kind="llama", threads=3))
+    got = finding("kernels", wide)
+    assert got.verdict == "note" and "3 devices of 3 threads on 2 cores" in got.text
 
 
 def test_a_port_that_a_rackserve_has_leads_to_looking_at_that(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,9 +19,10 @@ from rackserve.base.errors import ConfigError, FileFormatError
 from rackserve.base.topology import Topology
 from rackserve.config import SecurityConfig, ServerConfig, Settings
 from rackserve.digest_model import cold_output, digest_layout
+from rackserve.live.rank_spec import RankStatus
 from rackserve.live.recorder import Recorded
 from rackserve.live.runner import RunnerSpec, layout_of
-from rackserve.live.supervisor import RankStatus, SupervisorConfig
+from rackserve.live.supervisor import SupervisorConfig
 from rackserve.model.files import GOLDEN_FOLDER
 from rackserve.serving import OpenServer, _can_serve, describe_model, health_of, open_keys, open_server
 from rackserve.text.deepseek_tokenizer import complete

@@ -7,6 +7,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 
+from rackserve.api.engine_info import EngineInfo
 from rackserve.api.errors import STATUSES
 from rackserve.api.holdings import Holdings
 from rackserve.api.step_parts import StepParts
@@ -66,6 +67,8 @@ class Metrics:
         self.registry.register(self.holdings)
         self.step_parts = StepParts(ranks)
         self.registry.register(self.step_parts)
+        self.engine_info = EngineInfo(ranks)
+        self.registry.register(self.engine_info)
         self._ranks = [str(rank) for rank in ranks]
         self._unknown_names: set[str] = set()
         self._incarnations: dict[Rank, int] = {}

@@ -153,7 +153,7 @@ async def _serve(spec: RankSpec, group: Group, build: BuildNode) -> None:
         wire.send_raw(CONTROL, BEAT_CHANNEL, msgspec.msgpack.encode(sign))
         loop.call_later(BEAT_PERIOD_S, beat)
 
-    wire.send_raw(CONTROL, READY_CHANNEL, msgspec.msgpack.encode(group.pids))
+    wire.send_raw(CONTROL, READY_CHANNEL, msgspec.msgpack.encode(group.ready))
     beat()
     try:
         await end

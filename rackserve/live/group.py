@@ -25,7 +25,7 @@ from rackserve.base.step import GroupStep, Step, StepResult
 from rackserve.base.units import Time, to_ns, to_seconds
 from rackserve.live.cores import cores_of
 from rackserve.live.launch import CRASHED, end_with_parent, how_it_ended
-from rackserve.live.rank_spec import BEAT_PERIOD_S, RankSpec
+from rackserve.live.rank_spec import BEAT_PERIOD_S, RankSpec, Ready
 from rackserve.live.regions import map_region
 from rackserve.live.runner import TimedRunner, open_runner
 
@@ -172,6 +172,13 @@ class Group:
     def pids(self) -> tuple[int, ...]:
         """The processes of all devices, in order."""
         return (os.getpid(), *(follower.process.pid for follower in self._followers))
+
+    @property
+    def ready(self) -> Ready:
+        """What is told of the group once it is there. Devices compute alike; without native kernels, on one core."""
+        kernels = self._runner.path if self._runner is not None else ""
+        threads = 1 if kernels in ("torch", "digest") else cores_of(self._spec, 0).threads
+        return Ready(self.pids, kernels, threads)
 
     def run(self, step: GroupStep) -> tuple[StepResult, ...]:
         """The results of all ranks. Ends the process if a device of several fails."""

@@ -14,11 +14,11 @@ from rackserve.base.kv_layout import KvLayout
 from rackserve.base.topology import ROLES
 from rackserve.live.clock import LiveClock
 from rackserve.live.host import LiveHost
-from rackserve.live.rank_spec import RankSpec
+from rackserve.live.rank_spec import RankSpec, RankStatus
 from rackserve.live.recorder import EVENTS_CHANNEL, FanOut, NodeRecorder, Sink
 from rackserve.live.regions import RegionOwner
 from rackserve.live.runner import RunnerSpec, check_drafts, layout_of, process_bytes, require_packages
-from rackserve.live.supervisor import ENGINE_COMMAND, RankStatus, Supervisor, SupervisorConfig
+from rackserve.live.supervisor import ENGINE_COMMAND, Supervisor, SupervisorConfig
 from rackserve.live.transport import CONTROL, LiveTransport, Meeting, Wire
 from rackserve.nodes.pool import PoolNode
 from rackserve.nodes.ports import Ports

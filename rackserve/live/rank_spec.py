@@ -1,4 +1,4 @@
-"""What the control process tells a rank process when it starts it, and what the rank tells about itself."""
+"""What the control process tells a rank process when it starts it, and what is known of the rank then."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rackserve.live.step_times import StepTimes
 from rackserve.live.transport import Meeting
 
 READY_CHANNEL = "#ready"
-"""rank -> control: the worker node is built and listens. Process ids of its devices, as msgpack of tuple[int, ...]."""
+"""rank -> control: the worker node is built and listens. A `Ready`."""
 
 BEAT_CHANNEL = "#beat"
 """rank -> control: a `Beat`."""
@@ -74,6 +74,14 @@ class RankSpec(msgspec.Struct, frozen=True):
         return arena_region(Rank(self.worker, dp_rank), self.incarnation)
 
 
+class Ready(msgspec.Struct, frozen=True, array_like=True):
+    """pids: process ids of its devices; kernels, threads: what each computes with (see `live.computing`)."""
+
+    pids: tuple[int, ...] = ()
+    kernels: str = ""
+    threads: int = 1
+
+
 class KvUse(msgspec.Struct, frozen=True, array_like=True):
     """KV blocks of a rank: those that running requests hold or read, those in its prefix cache (read or not), and all."""
 
@@ -94,3 +102,30 @@ class Beat(msgspec.Struct, frozen=True, array_like=True):
     step_started_ns: Time
     kv: tuple[KvUse, ...] = ()
     times: tuple[StepTimes, ...] = ()
+
+
+class RankStatus(msgspec.Struct, frozen=True):
+    """What is known of one worker. Ages are in seconds; -1 if there is nothing to measure from.
+
+    state       "starting", "up", "down" (to be restarted), "failed" (too many restarts) or "stopped"
+    beat_age    since its last sign of life; step_age: since the start of the step it computes now
+    steps_done  by this incarnation
+    devices     process ids of its devices, the leading one (`pid`) first; known once it is ready
+    kernels, threads  what each of its devices computes with, and on how many cores; known once it was ready
+    kv, times   what the KV blocks of each of its ranks do; where the time of its engine went, by this incarnation
+    """
+
+    worker: NodeId
+    role: Role
+    state: str
+    pid: int
+    incarnation: int
+    restarts: int
+    beat_age: float
+    step_age: float
+    steps_done: int
+    devices: tuple[int, ...] = ()
+    kv: tuple[KvUse, ...] = ()
+    times: tuple[StepTimes, ...] = ()
+    kernels: str = ""
+    threads: int = 1

@@ -40,10 +40,13 @@ class Runner(Protocol):
 
 
 class TimedRunner(Runner, Protocol):
-    """A runner that knows how long it computed: `kernel_ns` is the time it spent in kernels so far."""
+    """A runner that knows how long it computed: `kernel_ns` is the time it spent in kernels so far; `path`: with what."""
 
     @property
     def kernel_ns(self) -> Time: ...
+
+    @property
+    def path(self) -> str: ...
 
 
 class RunnerSpec(RunnerOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -93,10 +96,11 @@ class RunnerSpec(RunnerOptions, frozen=True, forbid_unknown_fields=True, kw_only
 class PacedRunner:
     """A runner whose steps take at least `step_ms` milliseconds, and `token_us` microseconds for each token; all is kernels."""
 
-    __slots__ = ("_runner", "_step_s", "_token_s", "kernel_ns", "layout")
+    __slots__ = ("_runner", "_step_s", "_token_s", "kernel_ns", "layout", "path")
 
     def __init__(self, runner: Runner, step_ms: float, token_us: float) -> None:
         self.layout = runner.layout
+        self.path = "digest"
         self.kernel_ns: Time = 0
         self._runner = runner
         self._step_s = step_ms / 1e3
@@ -154,9 +158,13 @@ def process_bytes(spec: RunnerSpec, tp_size: int = 1, ep_size: int = 1) -> int:
 
     files = open_model(spec.model)
     if spec.kind == "llama":
-        from rackserve.model.loader.folder import weight_files
+        from rackserve.model.loader.folder import BLOCKS_FILE, weight_files
 
-        return 400 * MIB + 2 * sum(path.stat().st_size for path in weight_files(files.path))  # bf16, widened
+        blocks = files.path / BLOCKS_FILE
+        stored = sum(path.stat().st_size for path in weight_files(files.path))
+        if not _is_native(spec):
+            return 400 * MIB + 2 * stored  # bf16, widened
+        return 320 * MIB + (blocks.stat().st_size if blocks.exists() else stored)  # as they are stored
     from rackserve.model.deepseek_v41.layout import engram_row_bytes
     from rackserve.model.deepseek_v41.memory import Device, plan_device
 
@@ -169,12 +177,22 @@ def process_bytes(spec: RunnerSpec, tp_size: int = 1, ep_size: int = 1) -> int:
         max_sequences=0,
         max_batched_tokens=0,
         num_draft=0,
-        weights=spec.weights,
+        weights="stored" if ep_size == 1 and _is_native(spec) else spec.weights,
         engram_shards=0,  # tables stay in the files
     )
     config = files.deepseek_v41
     hot = sum(min(spec.engram_hot_rows, rows) for rows in config.engram_num_embeddings) * engram_row_bytes(config)
     return 400 * MIB + plan_device(config, layout_of(spec), device).total_bytes + hot
+
+
+def _is_native(spec: RunnerSpec) -> bool:
+    """Whether native kernels compute, as far as that can be said before a rank has opened the model."""
+    if spec.kernels == "torch":
+        return False
+    from rackserve.kernels.cpu.build import BUILT
+    from rackserve.kernels.cpu.choice import chosen
+
+    return bool(chosen(BUILT))
 
 
 def unsupported(spec: RunnerSpec, request: Request) -> str | None:

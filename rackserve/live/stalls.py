@@ -9,9 +9,8 @@ import msgspec
 from rackserve.base.events import QueueChanged, RankChanged, RequestArrived, RequestEnded, StepDone
 from rackserve.base.ids import Rank
 from rackserve.base.units import Time, to_ns, to_seconds
-from rackserve.live.rank_spec import BEAT_PERIOD_S
+from rackserve.live.rank_spec import BEAT_PERIOD_S, RankStatus
 from rackserve.live.recorder import Recorded
-from rackserve.live.supervisor import RankStatus
 
 ALIVE_S = 4 * BEAT_PERIOD_S
 """A rank that gave a sign of life so lately is taken to be computing the step it said it had begun."""

@@ -22,9 +22,18 @@ from rackserve.base.transfer import arena_region, segment_region
 from rackserve.base.units import Time, to_ns, to_seconds
 from rackserve.live.host import LiveHost
 from rackserve.live.launch import RankProcess, how_it_ended
-from rackserve.live.rank_spec import BEAT_CHANNEL, BEAT_PERIOD_S, READY_CHANNEL, REGIONS_CHANNEL, Beat, KvUse, Limits, RankSpec
+from rackserve.live.rank_spec import (
+    BEAT_CHANNEL,
+    BEAT_PERIOD_S,
+    READY_CHANNEL,
+    REGIONS_CHANNEL,
+    Beat,
+    Limits,
+    RankSpec,
+    RankStatus,
+    Ready,
+)
 from rackserve.live.regions import RegionOwner, RegionShape, check_memory
-from rackserve.live.step_times import StepTimes
 from rackserve.live.transport import Wire
 from rackserve.ports import Recorder
 
@@ -59,30 +68,6 @@ class SupervisorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         require_range("supervisor", self, ("max_restarts",), 0, MAX_RESTARTS)
 
 
-class RankStatus(msgspec.Struct, frozen=True):
-    """What is known of one worker. Ages are in seconds; -1 if there is nothing to measure from.
-
-    state       "starting", "up", "down" (to be restarted), "failed" (too many restarts) or "stopped"
-    beat_age    since its last sign of life; step_age: since the start of the step it computes now
-    steps_done  by this incarnation
-    devices     process ids of its devices, the leading one (`pid`) first; known once it is ready
-    kv, times   what the KV blocks of each of its ranks do; where the time of its engine went, by this incarnation
-    """
-
-    worker: NodeId
-    role: Role
-    state: str
-    pid: int
-    incarnation: int
-    restarts: int
-    beat_age: float
-    step_age: float
-    steps_done: int
-    devices: tuple[int, ...] = ()
-    kv: tuple[KvUse, ...] = ()
-    times: tuple[StepTimes, ...] = ()
-
-
 @dataclass(slots=True, eq=False)
 class _Supervised:
     worker: NodeId
@@ -92,7 +77,7 @@ class _Supervised:
     state: str = "down"
     incarnation: int = 0
     process: RankProcess | None = None
-    devices: tuple[int, ...] = ()
+    told: Ready = field(default_factory=Ready)
     ready: asyncio.Future[None] | None = None
     beat: Beat | None = None
     beat_ns: Time = 0
@@ -207,9 +192,11 @@ class Supervisor:
             to_seconds(now - rank.beat_ns) if beat else -1.0,
             to_seconds(now - beat.step_started_ns) if beat and beat.step_started_ns else -1.0,
             beat.steps_done if beat else 0,
-            rank.devices if alive else (),
+            rank.told.pids if alive else (),
             beat.kv if beat and alive else (),
             beat.times if beat and alive else (),
+            rank.told.kernels,
+            rank.told.threads,
         )
 
     # ------------------------------------------------------------ start and end of one worker
@@ -364,7 +351,7 @@ class Supervisor:
     def _on_ready(self, process: str, incarnation: int, payload: bytes) -> None:
         rank = self._ranks.get(process)
         if rank is not None and rank.incarnation == incarnation and rank.ready is not None and not rank.ready.done():
-            rank.devices = msgspec.msgpack.decode(payload, type=tuple[int, ...])
+            rank.told = msgspec.msgpack.decode(payload, type=Ready)
             rank.ready.set_result(None)
 
     def _on_beat(self, process: str, incarnation: int, payload: bytes) -> None:

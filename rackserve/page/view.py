@@ -23,8 +23,8 @@ from rackserve.base.events import (
 from rackserve.base.ids import Rank
 from rackserve.base.units import NS_PER_S, Time
 from rackserve.bench.metrics import percentile
+from rackserve.live.rank_spec import RankStatus
 from rackserve.live.recorder import Recorded
-from rackserve.live.supervisor import RankStatus
 from rackserve.pool.directory import Directory
 
 PERIOD_NS: Time = 2 * NS_PER_S

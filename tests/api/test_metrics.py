@@ -12,6 +12,7 @@ CONTRACT = {
     "rackserve_kv_blocks": ("gauge", ("holder", "state")),
     "rackserve_kv_usage_ratio": ("gauge", ("holder",)),
     "rackserve_step_part_seconds": ("counter", ("part", "rank")),
+    "rackserve_engine_info": ("gauge", ("kernels", "rank", "threads")),
     "rackserve_pool_hit_blocks": ("counter", ()),
     "rackserve_pool_missed_blocks": ("counter", ()),
     "rackserve_pool_stored_blocks": ("counter", ()),

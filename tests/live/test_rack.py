@@ -19,9 +19,9 @@ from rackserve.base.request import Request
 from rackserve.base.topology import Topology
 from rackserve.digest_model import cold_output
 from rackserve.live.rack import LiveRack
+from rackserve.live.rank_spec import RankStatus
 from rackserve.live.recorder import Recorded
 from rackserve.live.runner import RunnerSpec
-from rackserve.live.supervisor import RankStatus
 from tests.live.processes import has_ended, open_memfds, until
 
 BLOCK_TOKENS = 4

@@ -112,9 +112,10 @@ def test_an_engine_gets_the_options_of_the_spec() -> None:
 
 
 def test_a_device_of_a_group_holds_its_part() -> None:
-    alone, half, experts = process_bytes(GOLDEN), process_bytes(GOLDEN, tp_size=2), process_bytes(GOLDEN, ep_size=2)
+    torch = msgspec.structs.replace(GOLDEN, kernels="torch")
+    alone, half, experts = process_bytes(torch), process_bytes(torch, tp_size=2), process_bytes(torch, ep_size=2)
     assert 400 * MIB < half < experts < alone
-    assert process_bytes(msgspec.structs.replace(GOLDEN, weights="stored")) < alone
+    assert process_bytes(msgspec.structs.replace(torch, weights="stored")) < alone
 
 
 def test_the_model_of_the_wrong_kind_is_refused(tmp_path: Path) -> None:
@@ -176,10 +177,23 @@ def test_a_rank_says_in_one_line_if_it_must_cut_its_products(
     assert len(caplog.messages) == bool(line) and line in "".join(caplog.messages)
 
 
+def test_with_native_kernels_weights_are_held_as_they_are_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny.write_folder(tmp_path)
+    spec, golden = RunnerSpec(kind="llama", model=str(tmp_path)), msgspec.structs.replace(GOLDEN, weights="stored")
+    monkeypatch.setattr("rackserve.kernels.cpu.choice.chosen", lambda _: "")
+    slow, widened = process_bytes(spec), process_bytes(GOLDEN)
+    monkeypatch.setattr("rackserve.kernels.cpu.choice.chosen", lambda _: "avx2")
+    assert slow - process_bytes(spec) == 80 * MIB + (tmp_path / "model.safetensors").stat().st_size
+    (tmp_path / "quantised.blocks").write_bytes(b"less")
+    assert process_bytes(spec) == 320 * MIB + 4
+    assert process_bytes(GOLDEN) == process_bytes(golden) < widened
+    assert process_bytes(GOLDEN, ep_size=2) > process_bytes(golden, ep_size=2), "torch computes where experts are spread"
+
+
 def test_a_rank_process_is_expected_to_hold_its_weights_in_float32(tmp_path: Path) -> None:
     weights = tiny.write_folder(tmp_path) / "model.safetensors"
     small_model.write_folder(tmp_path)
-    expected = process_bytes(RunnerSpec(kind="llama", model=str(tmp_path)))
+    expected = process_bytes(RunnerSpec(kind="llama", model=str(tmp_path), kernels="torch"))
     assert expected - 2 * weights.stat().st_size == 400 * MIB
     assert process_bytes(RunnerSpec(kind="digest")) < 100 * MIB
 

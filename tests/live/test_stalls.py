@@ -4,9 +4,9 @@ import pytest
 
 from rackserve.base.events import Event, QueueChanged, RankChanged, RequestArrived, RequestEnded, StepDone
 from rackserve.base.ids import Rank
+from rackserve.live.rank_spec import RankStatus
 from rackserve.live.recorder import Recorded
 from rackserve.live.stalls import Stall, StallWatch
-from rackserve.live.supervisor import RankStatus
 
 SECOND = 10**9
 PREFILL, DECODE, OTHER = Rank("prefill0"), Rank("decode0"), Rank("decode1")

@@ -30,9 +30,8 @@ from rackserve.base.ids import Rank
 from rackserve.base.request import Request
 from rackserve.base.units import NS_PER_MS, NS_PER_S
 from rackserve.bench.frontier import Curve, OperatingPoint
-from rackserve.live.rank_spec import KvUse
+from rackserve.live.rank_spec import KvUse, RankStatus
 from rackserve.live.recorder import Recorded
-from rackserve.live.supervisor import RankStatus
 from rackserve.page.door import Door
 from rackserve.page.early import Early
 from rackserve.page.feed import Feed
