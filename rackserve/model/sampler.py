@@ -155,6 +155,9 @@ def score(tokens: Sequence[int], num_top: int, logits_of: Callable[[int, int], T
         part = tokens[first : first + SCORED_ROWS]
         rows = logits_of(first, first + len(part))
         if not bool(rows.isfinite().all()):
-            raise InvariantError("logits of a prompt are not finite; a block was read before its KV was written")
+            raise InvariantError(
+                "logits of a prompt are not finite; the weights hold numbers that are not (fetch them again), "
+                "or a block was read before its KV was written"
+            )
         found += [token_logprobs(row, token, num_top) for row, token in zip(rows, part, strict=True)]
     return tuple(found)

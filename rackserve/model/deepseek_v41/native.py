@@ -85,6 +85,11 @@ class NativeBackbone:
 
     def _grow(self, rows: int) -> None:
         config = self._config
+        windows = torch.zeros(config.num_hidden_layers, rows, window_row_bytes(config), dtype=torch.uint8)
+        pending = torch.zeros(self._gated, rows, 2, config.head_dim)
+        features = torch.zeros(rows, len(config.dspark_target_layer_ids) * config.hidden_size)
+        hidden = torch.zeros(rows, config.hidden_size)
+        # Last, since it tells how many rows there is room for: where memory ends before, all stays as it was.
         self.step = v41.Step(
             self._library,
             self._plan,
@@ -96,13 +101,8 @@ class NativeBackbone:
             self._mailbox,
             self._tuning,
         )
-        self._windows = torch.zeros(config.num_hidden_layers, rows, window_row_bytes(config), dtype=torch.uint8)
-        self._pending = torch.zeros(self._gated, rows, 2, config.head_dim)
-        self._features = torch.zeros(rows, len(config.dspark_target_layer_ids) * config.hidden_size)
-        self._hidden = torch.zeros(rows, config.hidden_size)
-        self._result = v41.Result(
-            self._windows.data_ptr(), self._pending.data_ptr(), self._features.data_ptr(), self._hidden.data_ptr()
-        )
+        self._windows, self._pending, self._features, self._hidden = windows, pending, features, hidden
+        self._result = v41.Result(windows.data_ptr(), pending.data_ptr(), features.data_ptr(), hidden.data_ptr())
 
     def close(self) -> None:
         """Let threads and buffers go; devices that wait for this one are told."""
