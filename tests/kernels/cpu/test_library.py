@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
@@ -103,7 +104,8 @@ def compiled(file: Path, source: str) -> None:
     command = build.compiler()
     if command is None:
         pytest.skip("no C++ compiler")
-    subprocess.run((command, "-shared", "-fPIC", "-x", "c++", "-o", str(file), "-"), input=source, text=True, check=True)
+    line, bare = (command, "-shared", "-fPIC", "-x", "c++", "-o", str(file), "-"), {**os.environ, "LD_PRELOAD": ""}
+    subprocess.run(line, input=source, text=True, check=True, env=bare)  # sanitizers are not meant for the compiler
     build.seal(file)
 
 
