@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Callable
 
 
@@ -65,6 +66,25 @@ def name_and_value(text: str) -> tuple[str, str]:
     if not name or not equals:
         raise argparse.ArgumentTypeError(f"must be NAME=VALUE, got {text!r}")
     return name, value
+
+
+def add_address(command: argparse.ArgumentParser) -> None:
+    """`--model`, `--host` and `--port`, for commands that serve or look whether it can be done."""
+    command.add_argument(
+        "--model", help="embedded (default), golden, or a folder with a Llama or DeepSeek-V4.1 model in Hugging Face form"
+    )
+    command.add_argument("--host", help="address to listen on (default 127.0.0.1)")
+    command.add_argument("--port", type=int, help="port to listen on (default 8000; 0: any free one)")
+
+
+def address_overrides(options: argparse.Namespace) -> list[str]:
+    """What the options of `add_address` say, as further values of `--set`."""
+    flags = {"runner.model": options.model, "server.host": options.host, "server.port": options.port}
+    if options.model is not None:
+        from rackserve.model.files import kind_of
+
+        flags["runner.kind"] = kind_of(options.model)
+    return [f"{key}={json.dumps(value)}" for key, value in flags.items() if value is not None]
 
 
 def add_settings(command: argparse.ArgumentParser) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from rackserve.api.logs import start_logging
-from rackserve.arguments import add_settings, at_least
+from rackserve.arguments import add_address, add_settings, address_overrides, at_least
 from rackserve.base.costs import StepCost
 from rackserve.base.errors import FileFormatError, InvariantError
 from rackserve.bench.demo import demo_sessions
@@ -27,7 +27,6 @@ from rackserve.bench.trace import read_sessions
 from rackserve.config import Settings, load_settings, resolve
 from rackserve.live.recorder import JsonlFile
 from rackserve.live.runner import layout_of
-from rackserve.model.files import kind_of
 from rackserve.replay import ASSUMED_COSTS, ReplaySpec, arm_of, replay_simulated
 from rackserve.report.compare import Arm, print_comparison
 from rackserve.report.html import write_report
@@ -54,11 +53,7 @@ def print_settings(settings: Settings) -> None:
 
 def add_serve(command: argparse.ArgumentParser) -> None:
     """The command's options."""
-    command.add_argument(
-        "--model", help="embedded (default), golden, or a folder with a Llama or DeepSeek-V4.1 model in Hugging Face form"
-    )
-    command.add_argument("--host", help="address to listen on (default 127.0.0.1)")
-    command.add_argument("--port", type=int, help="port to listen on (default 8000; 0: any free one)")
+    add_address(command)
     command.add_argument("--events", metavar="FILE", help="write every recorded event to FILE as JSON lines")
     command.add_argument(
         "--record", metavar="FILE", help="write lengths, times and digests of blocks of all requests to FILE, for `record`"
@@ -67,11 +62,8 @@ def add_serve(command: argparse.ArgumentParser) -> None:
 
 
 def serve(options: argparse.Namespace) -> int:
-    flags = {"runner.model": options.model, "server.host": options.host, "server.port": options.port}
-    if options.model is not None:
-        flags["runner.kind"] = kind_of(options.model)
-    given = [f"{key}={msgspec.json.encode(value).decode()}" for key, value in flags.items() if value is not None]
-    settings = resolve(options.config, [*options.overrides, *given], environment=os.environ).for_clients().sized()
+    given = [*options.overrides, *address_overrides(options)]
+    settings = resolve(options.config, given, environment=os.environ).for_clients().sized()
     start_logging(settings.server.log)
     print_settings(settings)
     traffic = TrafficLog(options.record, layout_of(settings.runner).block_tokens) if options.record else None

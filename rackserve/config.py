@@ -6,7 +6,7 @@ import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import msgspec
 import yaml
@@ -351,4 +351,14 @@ def _readable(text: str, origins: Mapping[str, str]) -> str:
     what, _, where = text.partition(" - at `$.")
     name = where.rstrip("`")
     origin = origins.get(name, "--set")
+    if what.startswith("Invalid enum value"):
+        what += f"; it is one of {', '.join(map(str, _choices(name)))}"
     return f"setting {name}: {what}{'' if origin == '--set' else f' ({origin})'}" if where else text
+
+
+def _choices(name: str) -> tuple[object, ...]:
+    """The values that a setting of fixed ones may have."""
+    at: Any = Settings
+    for part in name.split("."):
+        at = get_type_hints(at)[part]
+    return get_args(at)

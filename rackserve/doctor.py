@@ -18,7 +18,7 @@ from pathlib import Path
 from rackserve.api.guard import LOOPBACK
 from rackserve.api.keys import KEY_VARIABLE
 from rackserve.api.server import RESERVED_DESCRIPTORS, listen
-from rackserve.arguments import add_settings
+from rackserve.arguments import add_address, add_settings, address_overrides
 from rackserve.base.errors import RackserveError, ResourceError
 from rackserve.base.topology import ROLES
 from rackserve.base.units import MIB
@@ -40,6 +40,7 @@ YEAR_S = 365 * 86_400
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """The command's options."""
     command.add_argument("--url", help="look at the server that runs there, not at this machine")
+    add_address(command)
     add_settings(command)
     command.epilog = f"The key of the server at --url, if it asks for one, is read from {KEY_VARIABLE}."
 
@@ -50,7 +51,7 @@ def doctor(options: argparse.Namespace) -> int:
         findings = list(examine_server(options.url, os.environ.get(KEY_VARIABLE, "")))
         good, bad = "the server works", "to mend before the server at --url can be used"
     else:
-        settings = resolve(options.config, options.overrides, environment=os.environ).settings
+        settings = resolve(options.config, [*options.overrides, *address_overrides(options)], environment=os.environ).settings
         findings = list(examine(settings))
         good, bad = "`rackserve serve` can work here", "to mend before `rackserve serve` can work"
     width = max(len(finding.what) for finding in findings)

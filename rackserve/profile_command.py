@@ -12,6 +12,8 @@ from rackserve.arguments import at_least, whole_within
 from rackserve.base.errors import ConfigError, ResourceError
 from rackserve.base.step import Step, StepItem
 from rackserve.base.units import MIB
+from rackserve.live.computing import crowding
+from rackserve.live.cores import allowed_cores
 from rackserve.live.regions import available_bytes
 from rackserve.live.runner import MAX_THREADS
 
@@ -22,9 +24,20 @@ SYSTEM = Path("/proc"), Path("/sys/fs/cgroup")
 AROUND = "around"
 """The stage of what is no kernel: planning of buffers, sampling, results."""
 
+LINES = """\
+milliseconds a step of the thread that leads it, and their share:
+  embed                rows of the embedding          norm      RMS norms, and rounding what products read
+  qkv, output          attention's products           place     RoPE, and writing K and V to their blocks
+  gate_up, down        the MLP's products             attend    attention over the context
+  activate             SiLU, and rounding             join      of parts that threads had of one context
+  head                 logits and their maximum       wait      for the other threads
+  around               what is no kernel: plan of the buffers, tokens drawn, results
+Time in wait means threads with too little to share, or fewer free cores than threads."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
+    parser.formatter_class, parser.epilog = argparse.RawDescriptionHelpFormatter, LINES
     parser.add_argument("--model", default="embedded", help="embedded (default), or a folder with a Llama model")
     parser.add_argument("--batch", type=whole_within(1, MAX_BATCH), default=1, help="sequences decoded together (default 1)")
     parser.add_argument("--context", type=at_least(1), default=128, help="tokens of each before the step (default 128)")
@@ -51,7 +64,9 @@ def profile(args: argparse.Namespace) -> int:
     each = -(-(args.context + args.steps + 1) // BLOCK_TOKENS)
     blocks, limit = each * args.batch, files.llama.max_positions
     if args.context + args.steps + 1 > limit:
-        raise ConfigError(f"--context {args.context} and --steps {args.steps}: the model has {limit} positions; take fewer")
+        raise ConfigError(
+            f"--context {args.context} and --steps {args.steps}: the model has {limit} positions; {fitting(args.steps, limit)}"
+        )
     tokens = args.batch * (args.context if args.prefill else 1)
     if tokens > MAX_STEP_TOKENS:
         raise ConfigError(
@@ -80,9 +95,19 @@ def profile(args: argparse.Namespace) -> int:
         begin = time.thread_time()
         runner.run(step)
         spent += time.thread_time() - begin
+    crowded = crowding(args.threads, 1, allowed_cores(), "--threads")
+    if crowded:
+        sys.stderr.write(f"note: {crowded}\n")
     sys.stdout.write(f"{runner.path}, {args.threads} thread(s), {tokens} tokens a step, context {args.context}\n")
     sys.stdout.write(as_table(runner.stage_times(), spent, args.steps))
     return 0
+
+
+def fitting(steps: int, limit: int) -> str:
+    """What to take instead of a context that does not fit `limit` positions with its `steps` and the first one."""
+    most = limit - steps - 1
+    what = f"with so many steps --context {most}" if most > 0 else f"--steps {limit - 2}"
+    return f"the model has {limit} positions; {what} is the most"
 
 
 def prompt_of(vocab_size: int, count: int) -> bytes:

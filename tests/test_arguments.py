@@ -4,7 +4,15 @@ import argparse
 
 import pytest
 
-from rackserve.arguments import at_least, name_and_value, number_within, whole_numbers, whole_within
+from rackserve.arguments import (
+    add_address,
+    address_overrides,
+    at_least,
+    name_and_value,
+    number_within,
+    whole_numbers,
+    whole_within,
+)
 
 
 def test_numbers_are_read_within_their_limits() -> None:
@@ -34,3 +42,11 @@ def test_a_name_and_its_value_are_split_at_the_first_equals_sign() -> None:
     for text in ("a", "=b", ""):
         with pytest.raises(argparse.ArgumentTypeError, match="NAME=VALUE"):
             name_and_value(text)
+
+
+def test_an_address_and_a_model_with_its_kind_are_settings() -> None:
+    parser = argparse.ArgumentParser()
+    add_address(parser)
+    assert address_overrides(parser.parse_args([])) == []
+    given = parser.parse_args(["--model", "golden", "--port", "0"])
+    assert sorted(address_overrides(given)) == ['runner.kind="deepseek_v41"', 'runner.model="golden"', "server.port=0"]

@@ -269,3 +269,9 @@ def test_a_server_bounds_its_queues_and_is_fair_unless_told_otherwise() -> None:
 def test_all_ranks_compute_by_a_path_that_all_of_them_have(change: str, path: str) -> None:
     settings = load_settings(None, ["runner.kind=deepseek_v41", "runner.model=golden", "runner.block_tokens=32", change])
     assert settings.engine.kernels == path
+
+
+def test_a_value_that_is_none_of_the_choices_is_refused_with_them() -> None:
+    for name, choices in (("runner.kernels", "auto, native, torch"), ("server.log", "none, text, json")):
+        with pytest.raises(ConfigError, match=rf"^setting {name}: Invalid enum value 'nope'; it is one of {choices}$"):
+            load_settings(None, [f"{name}=nope"])

@@ -80,3 +80,11 @@ def test_batches_and_threads_out_of_range_are_refused_with_the_range(number: str
         with pytest.raises(SystemExit):
             options(option, number)
         assert f"argument {option}: must be from 1 to {most}, got {number}" in capsys.readouterr().err
+
+
+def test_the_largest_context_that_fits_is_named_and_every_stage_is_explained() -> None:
+    assert profile_command.fitting(1, 8192) == "the model has 8192 positions; with so many steps --context 8190 is the most"
+    assert profile_command.fitting(9000, 8192).endswith("--steps 8190 is the most")
+    loaded = library.find()
+    if loaded is not None:
+        assert set(loaded.stages) | {profile_command.AROUND} <= set(profile_command.LINES.replace(",", " ").split())

@@ -54,7 +54,7 @@ def in_words(kernels: str, threads: int, reason: str = "") -> str:
     return f"computes with {kernels}, {threads} thread{'s' if threads > 1 else ''} a device"
 
 
-def crowding(threads: int, num_devices: int, allowed: Sequence[int]) -> str:
+def crowding(threads: int, num_devices: int, allowed: Sequence[int], setting: str = "runner.threads") -> str:
     """A warning if `threads` of each of `num_devices` are more than the cores that may be used; else "". 0: shared out."""
     each = share_cores(threads, 0, num_devices, allowed).threads
     if each == 1 or each * num_devices <= len(allowed):
@@ -63,7 +63,7 @@ def crowding(threads: int, num_devices: int, allowed: Sequence[int]) -> str:
     return (
         f"{num_devices} device{'s' if num_devices > 1 else ''} of {each} threads on {len(allowed)} "
         f"core{'s' if len(allowed) > 1 else ''}: threads of a step wait for each other, which is many times slower; "
-        f"set runner.threads to {best}, or to 0"
+        f"set {setting} to {best}"
     )
 
 
