@@ -2,7 +2,7 @@
 
 SmolLM2-135M; each engine in a process of its own on as many cores as threads, all others stopped while one computes. Peers are
 given by --llamacpp (a build folder), --openvino and --vllm (Pythons), and --gguf (the model's file, and after commas others of
-llama.cpp's). How to get them says README.md; one that is not given, or does not run, is named as not measured.
+llama.cpp's). How to get them says benchmarks/README.md; one that is not given, or does not run, is named as not measured.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from measure import Claim, Figure, Options, Result, figure, main, number
 HERE = Path(__file__).parent
 CLOCK = "wall time of the engine's process"
 OURS = "rackserve"
-NEEDED = "other engines (--llamacpp, --openvino or --vllm, with --gguf; see README.md)"
+NEEDED = "other engines (--llamacpp, --openvino or --vllm, with --gguf; see benchmarks/README.md), or --alone"
 QUESTION = (
     "How fast is the native engine beside other engines with the same model on the same cores, and beside what memory allows?"
 )
@@ -276,7 +276,7 @@ def table(found: list[Measured]) -> str:
 
 
 def run(options: Options) -> Result:
-    if not (options.llamacpp or options.openvino or options.vllm):
+    if not (options.llamacpp or options.openvino or options.vllm or options.alone):
         return Result("cpu_engine", QUESTION, CLOCK, skipped=f"not run, it needs {NEEDED}")
     ending_on_sigterm()
     missing: list[str] = []

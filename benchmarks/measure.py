@@ -15,9 +15,10 @@ QUICK_ROUNDS = 2
 
 
 class Options(msgspec.Struct, frozen=True):
-    """`quick`: small sizes and few rounds, to see that a script works; its figures mean nothing."""
+    """`quick`: small sizes and few rounds, to see that a script works; its figures mean nothing. `alone`: without peers."""
 
     quick: bool = False
+    alone: bool = False
     seed: int = 42
     trace: str = ""
     costs: str = ""
@@ -132,12 +133,17 @@ def spread(values: Sequence[float]) -> str:
     return f"{number(min(values))} to {number(max(values))}"
 
 
-def as_markdown(result: Result) -> str:
-    """A section of RESULTS.md."""
+def verdict(claim: Claim, quick: bool) -> str:
+    """In a word or three; the figures of a `quick` run bear nothing out."""
+    return "quick run, not judged" if quick else "holds" if claim.holds else "**does not hold**"
+
+
+def as_markdown(result: Result, quick: bool = False) -> str:
+    """A section of RESULTS.md, of a quick run or a whole one."""
     lines = [f"## {result.name}", "", result.question, ""]
     if result.skipped:
         return "\n".join([*lines, f"Skipped: {result.skipped}.", ""])
-    lines += [f"- {'holds' if claim.holds else '**does not hold**'}: {claim.text}" for claim in result.claims]
+    lines += [f"- {verdict(claim, quick)}: {claim.text}" for claim in result.claims]
     lines += [""] if result.claims else []
     lines += ["| figure | unit | median | min to max | ratio | min to max | ratio to |", "|---|---|---:|---|---:|---|---|"]
     for part in result.figures:
@@ -153,6 +159,7 @@ def main(run: Callable[[Options], Result], description: str | None) -> int:
     """The command line of a script: print the result as a table, or as JSON for run.py."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--quick", action="store_true", help="small sizes, few rounds: only shows that it works")
+    parser.add_argument("--alone", action="store_true", help="without any peer: our own figures, beside memory (cpu_engine)")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     parser.add_argument("--seed", type=int, default=42)
     parser.add_argument("--trace", default="", help="a file of recorded sessions to use as well (simulator)")
@@ -167,9 +174,10 @@ def main(run: Callable[[Options], Result], description: str | None) -> int:
     parser.add_argument("--mooncake", default="", help="a Mooncake trace of requests (peer_replay)")
     given = vars(parser.parse_args())
     as_json = given.pop("json")
-    result = run(Options(**given))
+    options = Options(**given)
+    result = run(options)
     if as_json:
         sys.stdout.write(msgspec.json.encode(result).decode() + "\n")
     else:
-        sys.stdout.write(as_markdown(result))
+        sys.stdout.write(as_markdown(result, options.quick))
     return 0

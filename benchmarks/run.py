@@ -171,7 +171,7 @@ def main(words: Sequence[str] | None = None) -> int:
         f"- commit: {commit()}; seed: {given.seed}",
         "",
     ]
-    page = {"": "\n".join(head)} | {result.name: as_markdown(result) for result in results}
+    page = {"": "\n".join(head)} | {result.name: as_markdown(result, given.quick) for result in results}
     idle = {result.name for result in results if result.skipped and not result.skipped.startswith(FAILED)}
     page |= {name: text for name, text in before.items() if (partial and name not in given.only) or name in idle}
     text = "\n".join(page[name].rstrip() + "\n" for name in ("", *SCRIPTS) if name in page)

@@ -1,8 +1,8 @@
 """How many requests of agent sessions are served, and how fast, beside other servers of the same model on the same machine?
 
 The demo's sessions over HTTP, again and again as new ones for a fixed time, by `rackserve bench`, against `rackserve serve` and
-(--llamacpp with --gguf, --vllm) `llama-server` and `vllm serve`. How to get them says README.md. All have KV for every session
-that is live.
+(--llamacpp with --gguf, --vllm) `llama-server` and `vllm serve`. benchmarks/README.md has how to get them. All have KV for
+every session that is live.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from engines.process import ending_on_sigterm, say
 from measure import Claim, Figure, Options, Result, at_most, figure, main, number
 
 CLOCK = "wall time, two cores for servers and client"
-NEEDED = "another server (--llamacpp with --gguf, or --vllm; see README.md)"
+NEEDED = "another server (--llamacpp with --gguf, or --vllm; see benchmarks/README.md)"
 QUESTION = "How many requests of agent sessions are served, and how fast, beside other servers of the same model and machine?"
 OURS = "rackserve"
 ROUNDS = 3
