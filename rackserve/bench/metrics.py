@@ -44,6 +44,9 @@ DEFINITIONS = {
     "throughput includes cached input",
 }
 
+FEW_TOKENS = 3
+"""Output tokens that a server may well have together when it comes to send the first; more in one chunk are no stream."""
+
 STAMPED_LATE = "chunks were stamped late"
 """What a warning says where times are in part the client's own."""
 
@@ -102,7 +105,7 @@ class Summary(msgspec.Struct, frozen=True):
     num_sent = num_done + num_failed + num_unfinished. num_no_gap: successes with fewer than two output tokens or all of
     them at one moment, which give no time per token. num_output_mismatch: the server's output count is not the one asked for;
     num_received_mismatch: it is not the one the client counted. `coverage`: share of successes of two or more output tokens
-    that have a time per token, those left out whose chunks came too fast to tell apart (`warnings` counts them).
+    that have a time per token, those left out that came too fast to tell (`warnings` counts them).
     """
 
     run: RunInfo
@@ -185,8 +188,8 @@ def tpot_ms(record: RequestRecord) -> float | None:
 
 
 def _came_at_once(record: RequestRecord) -> bool:
-    """The server sent several chunks, but faster than the client could take them one by one."""
-    return record.num_chunks >= 2 and record.last_ns <= record.first_ns
+    """The server sent several chunks, but faster than the client could take them one by one; or a few tokens in one chunk."""
+    return record.last_ns <= record.first_ns if record.num_chunks >= 2 else 2 <= record.output_tokens <= FEW_TOKENS
 
 
 def _throughput(done: Sequence[RequestRecord], duration_ns: Time) -> Throughput:

@@ -80,6 +80,15 @@ def test_chunks_that_came_at_one_moment_give_no_time_per_token_and_are_warned_of
     )
 
 
+def test_a_few_tokens_that_came_in_one_chunk_say_nothing_of_a_server_and_more_do() -> None:
+    """Two tokens of a fast engine are both there when a busy server comes to send the first."""
+    streamed = [record(n, n, [10, 20, 30], 3) for n in range(8)]
+    few = summarize(RUN, [*streamed, record(8, 8, [10], 2), record(9, 9, [10], 3)])
+    assert (few.num_no_gap, few.coverage, few.valid, len(few.warnings)) == (2, 1.0, True, 1)
+    more = summarize(RUN, [*streamed, record(8, 8, [10], 4)])
+    assert more.coverage == pytest.approx(8 / 9) and not more.valid
+
+
 @pytest.mark.parametrize(("counted", "warned"), [(100, 0), (109, 0), (91, 0), (120, 1), (600, 1), (50, 1)])
 def test_prompts_much_longer_or_shorter_than_meant_are_warned_of(counted: int, warned: int) -> None:
     summary = summarize(RUN, [record(n, n, [10, 20], 2, prompt_tokens=counted) for n in range(4)])
