@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rackserve.base.errors import ConfigError, ResourceError
-from rackserve.kernels.cpu.library import PICK, Floats, Library, MatrixView, no_room, view_of
+from rackserve.kernels.cpu.library import PICK, Floats, Library, MatrixView, no_room, places, view_of
 from rackserve.kernels.cpu.packing import Bytes
 
 HEAD_MULTIPLE = 16
@@ -139,9 +139,8 @@ class Decoder:
             len(weights.layers), max_rows, weights.norm_eps, self._layers, weights.norm.ctypes.data,
             weights.embedding.view(), weights.head.view(), weights.cosine.ctypes.data, weights.sine.ctypes.data,
         )  # fmt: skip
-        places = (c_int32 * threads)(*cores) if len(cores) >= threads else None
         arena_at = self._keep[1].ctypes.data
-        self._decoder = library.c.rk_decoder_new(ctypes.byref(model), arena_at, wide, block_tokens, threads, places)
+        self._decoder = library.c.rk_decoder_new(ctypes.byref(model), arena_at, wide, block_tokens, threads, places(cores, threads))
         if not self._decoder:
             raise no_room(max_rows, threads)
 

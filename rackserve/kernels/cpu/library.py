@@ -6,7 +6,7 @@ import ctypes
 import os
 import struct
 from collections.abc import Sequence
-from ctypes import POINTER, Structure, c_char_p, c_int32, c_void_p
+from ctypes import POINTER, Array, Structure, c_char_p, c_int32, c_void_p
 from functools import cache
 from pathlib import Path
 
@@ -110,6 +110,11 @@ def no_room(positions: int, threads: int) -> ResourceError:
     """Why the system refused a step's buffers and threads, as far as it told."""
     buffers = f"no memory for the buffers of a step of {positions} positions: lower scheduler.max_tokens"
     return ResourceError(buffers if threads <= 1 else f"{buffers}; or no room for {threads} threads: lower runner.threads")
+
+
+def places(cores: Sequence[int], threads: int) -> Array[c_int32] | None:
+    """Where each of `threads` runs, as C wants it: the first of `cores`; None, wherever the system wants, if they are too few."""
+    return (c_int32 * threads)(*cores[:threads]) if len(cores) >= threads else None
 
 
 def view_of(packed: Bytes, kind: int) -> MatrixView:

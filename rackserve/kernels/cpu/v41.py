@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rackserve.base.errors import ResourceError
-from rackserve.kernels.cpu.library import Floats, Library, no_room
+from rackserve.kernels.cpu.library import Floats, Library, no_room, places
 from rackserve.kernels.cpu.mailbox import Mailbox
 from rackserve.kernels.cpu.packing import LANES, Bytes
 from rackserve.kernels.cpu.v41_packing import Packed
@@ -316,8 +316,7 @@ class Step:
         model.mailbox = mailbox.address if mailbox else None
         self._keep, self._mailbox, self.max_rows = (building, plan), mailbox, max_rows
         self._vocab = int(plan.sizes["vocab"])
-        places = (c_int32 * threads)(*cores) if len(cores) >= threads else None
-        self._step = self._c.rk_v41_new(ctypes.byref(model), threads, places)
+        self._step = self._c.rk_v41_new(ctypes.byref(model), threads, places(cores, threads))
         if not self._step:
             raise no_room(max_rows, threads)
 

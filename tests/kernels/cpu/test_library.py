@@ -155,3 +155,8 @@ def test_a_good_variant_beside_a_bad_one_serves_when_it_is_named(monkeypatch: py
     monkeypatch.setenv(library.VARIABLE, "portable")
     found = library.find.__wrapped__()
     assert found is not None and found.path == path
+
+
+def test_threads_run_on_the_first_cores_given_or_where_the_system_wants() -> None:
+    assert list(library.places((4, 5, 6), 2) or ()) == [4, 5]
+    assert library.places((4,), 2) is None and library.places((), 1) is None
