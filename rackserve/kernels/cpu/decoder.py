@@ -140,7 +140,9 @@ class Decoder:
             weights.embedding.view(), weights.head.view(), weights.cosine.ctypes.data, weights.sine.ctypes.data,
         )  # fmt: skip
         arena_at = self._keep[1].ctypes.data
-        self._decoder = library.c.rk_decoder_new(ctypes.byref(model), arena_at, wide, block_tokens, threads, places(cores, threads))
+        self._decoder = library.c.rk_decoder_new(
+            ctypes.byref(model), arena_at, wide, block_tokens, threads, places(cores, threads)
+        )
         if not self._decoder:
             raise no_room(max_rows, threads)
 
