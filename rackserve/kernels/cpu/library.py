@@ -113,7 +113,7 @@ def no_room(positions: int, threads: int) -> ResourceError:
 
 
 def places(cores: Sequence[int], threads: int) -> Array[c_int32] | None:
-    """Where each of `threads` runs, as C wants it: the first of `cores`; None, if they are too few: wherever the system wants."""
+    """Where each of `threads` runs, as C wants it: the first of `cores`; None: too few, wherever the system wants."""
     return (c_int32 * threads)(*cores[:threads]) if len(cores) >= threads else None
 
 
