@@ -1,8 +1,8 @@
 """Llama on the native kernels: the same forward pass as `llama`, one call a step, weights as the model file has them.
 
 Matrices keep the blocks of a converted GGUF file (Q4_1, Q8_0) or the bf16 of a Hugging Face folder. With blocks, what is
-multiplied by them is rounded: to 8 bits in groups of 32 for most Q4_1 matrices, but 16 bits in groups that stick out
-(src/matrix.h), else to 16 bits, row by row. With bf16 nothing is rounded but the KV.
+multiplied by them is rounded to 16 bits, row by row; for the Q4_1 gates of an MLP and what they gate to 8 bits in groups of 32,
+but 16 bits in groups that stick out (src/matrix.h). With bf16 nothing is rounded but the KV.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def load_native(folder: Path, config: LlamaConfig) -> DecoderWeights:
     with TensorFiles(folder) as files:
         blocks = Blocks(folder)
 
-        def matrix(*parts: tuple[str, int], inner: int, eight: bool = True) -> Packed:
+        def matrix(*parts: tuple[str, int], inner: int, eight: bool = False) -> Packed:
             found = blocks.find(parts, inner)
             if found is None:
                 return _bf16(files, parts, inner)
@@ -63,8 +63,8 @@ def load_native(folder: Path, config: LlamaConfig) -> DecoderWeights:
                 attention_norm=norm(f"{base}.input_layernorm"),
                 ffn_norm=norm(f"{base}.post_attention_layernorm"),
                 qkv=matrix(*qkv, inner=hidden),
-                output=matrix((f"{attention}.o_proj", hidden), inner=heads, eight=False),  # which loses most by 8 bits
-                gate_up=matrix(*gate_up, inner=hidden),
+                output=matrix((f"{attention}.o_proj", hidden), inner=heads),
+                gate_up=matrix(*gate_up, inner=hidden, eight=True),
                 down=matrix((f"{mlp}.down_proj", hidden), inner=config.ffn_size),
             )
 

@@ -10,7 +10,7 @@ namespace {
 
 constexpr int STEPS = GROUP / 2;                    // pairs of a group
 constexpr int QUADS = GROUP / 4;                    // quads of a group
-constexpr int CHUNK = 9;                            // groups
+constexpr int CHUNK = 9, EIGHT_CHUNK = 18;          // groups
 constexpr int SPAN = 8 * ROW_BLOCK;                 // rows
 constexpr size_t TILE_BYTES = STEPS * 64 + 2 * 64;  // a group of one unpacked tile: pairs, scales, offsets
 constexpr size_t EIGHT_BYTES = QUADS * 64 + 2 * 64;  // the same with quads
@@ -84,15 +84,15 @@ void unpack(const uint8_t* tile, int kind, uint8_t* to, int apart) {
     store(last, from_half((const uint16_t*)(tile + 512)));
 }
 
-// A block of ROWS rows over `groups` groups of WIDTH unpacked tiles, onto `totals`.
+// A block of ROWS rows over `groups` groups of WIDTH unpacked tiles, onto `totals`, which `fresh` begins.
 template <int ROWS, int WIDTH, bool OFFSETS>
-void meet(const uint8_t* panel, int groups, const Block& block, F32* totals) {
+void meet(const uint8_t* panel, int groups, const Block& block, F32* totals, bool fresh) {
     const int32_t* pairs = block.pairs;
     const float* sums = block.sums;
     F32 total[ROWS][WIDTH];
 #pragma GCC unroll 8
     for (int r = 0; r < ROWS; r++)
-        for (int w = 0; w < WIDTH; w++) total[r][w] = totals[r * WIDTH + w];
+        for (int w = 0; w < WIDTH; w++) total[r][w] = fresh ? F32{} : totals[r * WIDTH + w];
     for (int group = 0; group < groups; group++, panel += WIDTH * TILE_BYTES, pairs += ROWS * STEPS, sums += ROWS) {
         I32 whole[ROWS][WIDTH] = {};
 #pragma GCC unroll 1
@@ -141,11 +141,11 @@ template <int ROWS, int WIDTH> inline void add_quads(const uint8_t* panel, const
 }
 
 // As `meet`, for Q4_EIGHT. Where one row of a group has lows, all rows take that way: to others it adds nothing.
-template <int ROWS, int WIDTH> void meet_eight(const uint8_t* panel, int groups, const Block& block, F32* totals) {
+template <int ROWS, int WIDTH> void meet_eight(const uint8_t* panel, int groups, const Block& block, F32* totals, bool fresh) {
     F32 total[ROWS][WIDTH];
-#pragma GCC unroll 8
+#pragma GCC unroll 12
     for (int r = 0; r < ROWS; r++)
-        for (int w = 0; w < WIDTH; w++) total[r][w] = totals[r * WIDTH + w];
+        for (int w = 0; w < WIDTH; w++) total[r][w] = fresh ? F32{} : totals[r * WIDTH + w];
     for (int group = 0; group < groups; group++, panel += WIDTH * EIGHT_BYTES) {
         const float *scales = block.scales + group * ROWS, *sums = block.sums + group * ROWS;
         const auto close = [&](const I32(&whole)[ROWS][WIDTH], float unit) {
@@ -153,7 +153,8 @@ template <int ROWS, int WIDTH> void meet_eight(const uint8_t* panel, int groups,
 #pragma GCC unroll 2
             for (int w = 0; w < WIDTH; w++)
                 scale[w] = load<F32>(panel + (QUADS * WIDTH + w) * 64), offset[w] = load<F32>(panel + ((QUADS + 1) * WIDTH + w) * 64);
-#pragma GCC unroll 8
+            // Rows outside: the other way round GCC keeps what it has spread of all rows, and spills.
+#pragma GCC unroll 12
             for (int r = 0; r < ROWS; r++) {
                 const F32 factor = splat(scales[r] * unit), sum = splat(sums[r]);
 #pragma GCC unroll 2
@@ -172,16 +173,16 @@ template <int ROWS, int WIDTH> void meet_eight(const uint8_t* panel, int groups,
             continue;
         }
         for (int r = 0; r < ROWS; r++)
-            for (int w = 0; w < WIDTH; w++) whole[r][w] = whole[r][w] << 8;
+            for (int w = 0; w < WIDTH; w++) whole[r][w] <<= 8;
         add_quads<ROWS, WIDTH>(panel, block.lows + group * ROWS * QUADS, whole);
         close(whole, 1.0f / 256);
     }
-#pragma GCC unroll 8
+#pragma GCC unroll 12
     for (int r = 0; r < ROWS; r++)
         for (int w = 0; w < WIDTH; w++) totals[r * WIDTH + w] = total[r][w];
 }
 
-template <int WIDTH> using Meet = void (*)(const uint8_t*, int, const Block&, F32*);
+template <int WIDTH> using Meet = void (*)(const uint8_t*, int, const Block&, F32*, bool);
 
 template <int WIDTH, int... LESS> constexpr Meet<WIDTH> choose(int rows, int kind, std::integer_sequence<int, LESS...>) {
     constexpr Meet<WIDTH> q4[] = {meet<LESS + 1, WIDTH, true>...}, q8[] = {meet<LESS + 1, WIDTH, false>...},
@@ -197,27 +198,33 @@ Block block_at(const ManyInputs& in, int kind, int row, int count, int groups, i
     return {highs, highs + size_t(count) * groups * QUADS, in.sums + at, in.scales + at, in.fine + at};
 }
 
-// All rows with the tiles numbered `chosen`; done(row, sums) writes at place(row), which is asked for before. Some groups of some rows at
-// a time: those groups stay in the first cache while all of these rows meet them.
+// All rows with the tiles numbered `chosen`; done(row, sums) writes at place(row), which is asked for before, as are, line by line, the
+// tiles that come next, `apart` further on. Some groups of some rows at a time: those groups stay in the first cache while all of these
+// rows meet them.
 template <int WIDTH, class Place, class Done>
-void tiles(Panel& panel, const Matrix& m, const ManyInputs& in, int rows, const int (&chosen)[WIDTH], Place place, Done done) {
-    const int groups = m.inputs / GROUP, chunks = (groups + CHUNK - 1) / CHUNK, chunk = (groups + chunks - 1) / chunks;
+void tiles(Panel& panel, const Matrix& m, const ManyInputs& in, int rows, const int (&chosen)[WIDTH], int apart, Place place, Done done) {
+    const int groups = m.inputs / GROUP, most = m.kind == Q4_EIGHT ? EIGHT_CHUNK : CHUNK, chunks = (groups + most - 1) / most, chunk = (groups + chunks - 1) / chunks;
     const size_t bytes = group_bytes(m.kind), unpacked = WIDTH * unpacked_bytes(m.kind);
     for (int w = 0; w < WIDTH; w++) {
         const uint8_t* tile = m.data + size_t(chosen[w]) * groups * bytes;
         for (int group = 0; group < groups; group++)
             unpack(tile + group * bytes, m.kind, panel.data() + group * unpacked + w * 64, WIDTH);
     }
+    const size_t tile_bytes = groups * bytes, lines = (tile_bytes + 63) / 64, visits = size_t(rows + ROW_BLOCK - 1) / ROW_BLOCK * chunks;
+    const size_t each = (lines + visits - 1) / visits;
+    size_t line = 0;
     for (int first = 0; first < rows; first += SPAN) {
-        F32 totals[SPAN][WIDTH] = {};
+        F32 totals[SPAN][WIDTH];
         const int end = std::min(first + SPAN, rows);
         for (int group = 0; group < groups; group += chunk)
             for (int row = first; row < end; row += ROW_BLOCK) {
                 const int count = std::min(ROW_BLOCK, end - row), now = std::min(chunk, groups - group);
                 for (int r = 0; group + chunk >= groups && r < count; r++)
                     for (int w = 0; w < WIDTH; w++) __builtin_prefetch(place(row + r) + w * LANES, 1);
+                for (const size_t last = std::min(line + each, lines); line < last; line++)
+                    for (int w = 0; w < WIDTH; w++) __builtin_prefetch(m.data + (chosen[w] + apart) * tile_bytes + line * 64, 0, 2);
                 const auto meet = choose<WIDTH>(count, m.kind, std::make_integer_sequence<int, ROW_BLOCK>{});
-                meet(panel.data() + group * unpacked, now, block_at(in, m.kind, row, count, groups, group), totals[row - first]);
+                meet(panel.data() + group * unpacked, now, block_at(in, m.kind, row, count, groups, group), totals[row - first], group == 0);
             }
         for (int row = first; row < end; row++) done(row, totals[row - first]);
     }
@@ -228,7 +235,7 @@ void plain(Panel& panel, const Matrix& m, const ManyInputs& in, int rows, int ou
     int chosen[WIDTH];
     for (int w = 0; w < WIDTH; w++) chosen[w] = output / LANES + w;
     const auto place = [&](int row) { return out + size_t(row) * stride + output; };
-    tiles<WIDTH>(panel, m, in, rows, chosen, place, [&](int row, const F32* totals) {
+    tiles<WIDTH>(panel, m, in, rows, chosen, WIDTH, place, [&](int row, const F32* totals) {
         for (int w = 0; w < WIDTH; w++) finish(place(row) + w * LANES, totals[w], has_row_scales(m) ? in.scales[row] : 1.0f, add);
     });
 }
@@ -240,15 +247,13 @@ Panel::Panel(int inputs) : bytes_(size_t(inputs / GROUP) * TILES * TILE_BYTES) {
 void quantise_many(const float* values, const Matrix& m, int row, int count, const ManyInputs& to) {
     const int first = row / ROW_BLOCK * ROW_BLOCK, rows = std::min(ROW_BLOCK, count - first), groups = m.inputs / GROUP;
     const size_t all = size_t(first) * groups;
-    I32 whole[2];
     if (m.kind == Q4_EIGHT) {
         GroupRounding rounding(values, m.inputs);
         int32_t* highs = to.pairs + all * STEPS + (row - first) * QUADS;
         int32_t* lows = highs + size_t(rows) * groups * QUADS;
         size_t at = all + row - first;
         for (int group = 0; group < groups; group++, highs += rows * QUADS, lows += rows * QUADS, at += rows) {
-            rounding.group(values + group * GROUP, whole);
-            for (int half = 0; half < 2; half++) store_halves(whole[half], highs + half * 4, lows + half * 4);
+            rounding.group(values + group * GROUP, (int8_t*)highs, (int8_t*)lows);
             to.scales[at] = rounding.scale;
             to.sums[at] = rounding.sum;
             to.fine[at] = rounding.fine;
@@ -259,6 +264,7 @@ void quantise_many(const float* values, const Matrix& m, int row, int count, con
     float* sums = to.sums + all + row - first;
     const Rounding rounding(values, m.inputs);
     to.scales[row] = rounding.scale;
+    I32 whole[2];
     for (int group = 0; group < groups; group++, pairs += rows * STEPS, sums += rows) {
         *sums = rounding.group(values + group * GROUP, whole);
         // Of each quad the first two numbers become pairs with the last two.
@@ -277,7 +283,7 @@ void product_many(Panel& panel, const Matrix& m, const ManyInputs& in, int rows,
 void product_gated(Panel& panel, const Matrix& m, const ManyInputs& in, int rows, int first, int end, float* out, int stride) {
     for (int output = first; output < end; output += LANES) {
         const auto place = [&](int row) { return out + size_t(row) * stride + output; };
-        tiles<2>(panel, m, in, rows, {output / LANES, (output + m.outputs / 2) / LANES}, place, [&](int row, const F32* totals) {
+        tiles<2>(panel, m, in, rows, {output / LANES, (output + m.outputs / 2) / LANES}, 1, place, [&](int row, const F32* totals) {
             const F32 scale = splat(has_row_scales(m) ? in.scales[row] : 1.0f);
             store(place(row), gated(totals[0] * scale, totals[1] * scale));
         });

@@ -155,15 +155,10 @@ void block(const Matrix& m, const Inputs& in, int row, int output, float* out, i
 void quantise(const float* values, const Matrix& m, int row, const Inputs& to) {
     const size_t groups = m.inputs / GROUP, at = row * groups;
     int8_t *highs = to.highs + at * GROUP, *lows = to.lows + at * GROUP;
-    const auto put = [&](const I32* whole) {
-        for (int half = 0; half < 2; half++, highs += LANES, lows += LANES) store_halves(whole[half], highs, lows);
-    };
-    I32 whole[2];
     if (m.kind == Q4_EIGHT) {
         GroupRounding rounding(values, m.inputs);
-        for (size_t group = 0; group < groups; group++) {
-            rounding.group(values + group * GROUP, whole);
-            put(whole);
+        for (size_t group = 0; group < groups; group++, highs += GROUP, lows += GROUP) {
+            rounding.group(values + group * GROUP, highs, lows);
             to.scales[at + group] = rounding.scale;
             to.sums[at + group] = rounding.sum;
             to.fine[at + group] = rounding.fine;
@@ -172,9 +167,10 @@ void quantise(const float* values, const Matrix& m, int row, const Inputs& to) {
     }
     const Rounding rounding(values, m.inputs);
     to.scales[row] = rounding.scale;
+    I32 whole[2];
     for (size_t group = 0; group < groups; group++) {
         to.sums[at + group] = rounding.group(values + group * GROUP, whole);
-        put(whole);
+        for (int half = 0; half < 2; half++, highs += LANES, lows += LANES) store_halves(whole[half], highs, lows);
     }
 }
 

@@ -92,6 +92,28 @@ class Rounding {
     F32 inverse_;
 };
 
+// Sixteen whole numbers -> their highs and lows, as bytes.
+inline void store_halves(I32 whole, void* highs, void* lows) {
+    const I32 high = (whole + 128) >> 8;
+    store(highs, __builtin_convertvector(high, I8));
+    store(lows, __builtin_convertvector(whole - (high << 8), I8));
+}
+
+// Of 32 bytes in two halves.
+inline float sum_of_bytes(I8 low, I8 high) {
+#if defined(__AVX2__)
+    // As unsigned bytes, moved by 128, which one instruction adds up.
+    const __m256i bytes = _mm256_xor_si256(_mm256_set_m128i((__m128i)high, (__m128i)low), _mm256_set1_epi8(-128));
+    const __m256i quarters = _mm256_sad_epu8(bytes, _mm256_setzero_si256());
+    const __m128i pair = _mm_add_epi64(_mm256_castsi256_si128(quarters), _mm256_extracti128_si256(quarters, 1));
+    return float(_mm_cvtsi128_si32(pair) + _mm_extract_epi32(pair, 2) - GROUP * 128);
+#else
+    int total = 0;
+    for (int lane = 0; lane < LANES; lane++) total += low[lane] + high[lane];
+    return float(total);
+#endif
+}
+
 // Makes whole numbers of a row group by group, for Q4_EIGHT.
 class GroupRounding {
   public:
@@ -104,16 +126,25 @@ class GroupRounding {
         limit_ = APART * std::sqrt(rackserve::sum(squares) / float(inputs));
     }
 
-    // 32 numbers in two halves, 256 * high + low.
-    void group(const float* values, I32* whole) {
+    // 32 numbers -> 32 highs and as many lows.
+    void group(const float* values, int8_t* highs, int8_t* lows) {
         const F32 magic = splat(MAGIC), low = load<F32>(values), high = load<F32>(values + LANES);
         const float found = largest(larger(magnitudes(values), magnitudes(values + LANES))), inverse = inverse_of(found), unit = unit_of(found);
         fine = found > limit_;
-        const F32 factor = splat(fine ? inverse : inverse / 256);
-        whole[0] = ((I32)(low * factor + magic) - MAGIC_BITS) << (fine ? 0 : 8);
-        whole[1] = ((I32)(high * factor + magic) - MAGIC_BITS) << (fine ? 0 : 8);
         scale = 256 * unit;
-        sum = unit * sum_of(whole);
+        if (fine) {
+            const F32 factor = splat(inverse);
+            const I32 whole[2] = {(I32)(low * factor + magic) - MAGIC_BITS, (I32)(high * factor + magic) - MAGIC_BITS};
+            for (int half = 0; half < 2; half++) store_halves(whole[half], highs + half * LANES, lows + half * LANES);
+            sum = unit * sum_of(whole);
+            return;
+        }
+        // The lowest byte is the number's own, with MAGIC or without.
+        const F32 factor = splat(inverse / 256);
+        const I8 first = low_bytes((I32)(low * factor + magic)), second = low_bytes((I32)(high * factor + magic));
+        store(highs, first), store(highs + LANES, second);
+        store(lows, I8{}), store(lows + LANES, I8{});
+        sum = scale * sum_of_bytes(first, second);
     }
 
     // Of the last group: the scale of highs, the sum of what its numbers stand for, whether it has lows.
@@ -125,13 +156,6 @@ class GroupRounding {
 
     float limit_;
 };
-
-// Sixteen whole numbers -> their highs and lows, as bytes.
-inline void store_halves(I32 whole, void* highs, void* lows) {
-    const I32 high = (whole + 128) >> 8;
-    store(highs, __builtin_convertvector(high, I8));
-    store(lows, __builtin_convertvector(whole - (high << 8), I8));
-}
 
 // Writes row `row` into all that a product with `matrix` wants of it.
 void quantise(const float* values, const Matrix& matrix, int row, const Inputs& to);

@@ -72,6 +72,15 @@ inline F32 from_half(const uint16_t* from) {
 #endif
 }
 
+// The lowest byte of each lane.
+inline I8 low_bytes(I32 v) {
+#if defined(__AVX512F__)
+    return (I8)_mm512_cvtepi32_epi8((__m512i)v);  // GCC takes lanes one by one where this is not stored at once
+#else
+    return __builtin_convertvector(v, I8);
+#endif
+}
+
 inline F32 to_float(I32 v) { return __builtin_convertvector(v, F32); }
 
 constexpr float MAGIC = 12582912.0f;  // 1.5 * 2^23: adding it rounds to a whole number, which the lowest bits then are
