@@ -16,7 +16,9 @@ constexpr int TILES = 2;      // output tiles beside each other
 constexpr int ROW_BLOCK = 4;
 constexpr int TILES = 1;
 #endif
-constexpr int MANY_ROWS = 12;  // from here on unpacking pays
+
+// Rows from which on unpacking pays.
+constexpr int many_rows(int kind) { return kind == Q8 ? 16 : kind == Q4_EIGHT ? 20 : 36; }
 
 // Rows in blocks of ROW_BLOCK, the last one shorter. A block of n rows is [inputs / 32][n][16] pairs of 16-bit numbers, of inputs
 // 2p - p % 2 of the group and two more; its sums are [inputs / 32][n]. For Q4_EIGHT it is [inputs / 32][n][8] quads of highs and then as
@@ -28,7 +30,7 @@ struct ManyInputs {
     uint8_t* fine;
 };
 
-inline bool takes_many(const Matrix& matrix, int rows) { return matrix.kind != BF16 && rows >= MANY_ROWS; }
+inline bool takes_many(const Matrix& matrix, int rows) { return matrix.kind != BF16 && rows >= many_rows(matrix.kind); }
 
 // Rounds row `row` of `count` as `quantise` does, into its place.
 void quantise_many(const float* values, const Matrix& matrix, int row, int count, const ManyInputs& to);
