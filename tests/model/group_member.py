@@ -62,6 +62,7 @@ def be_device(share: Share, rendezvous: str, what: str) -> object:
         group = TorchCollectives(share, rendezvous, ready_s=60.0, limit_s=2.0 if what == "silent" else 30.0)
         if what == "calls":
             return calls(group)
+        group.tp_sum(torch.zeros(3))  # so that device 0 has met everybody before device 1 is silent or goes
         if share.device == 1 and what == "silent":
             signal.pause()
         if share.device == 0:
