@@ -80,7 +80,8 @@ export function Chat({ hidden }) {
   const conversation = useRef(fresh());
   const abort = useRef(null);
   const log = useRef(null);
-  const show = useFrames((answer) => abort.current && setOpen(answer));
+  // A frame may be drawn late, when the next answer is already asked for.
+  const show = useFrames(([asked, answer]) => abort.current === asked && setOpen(answer));
 
   useEffect(() => {
     let again = 0;
@@ -110,14 +111,14 @@ export function Chat({ hidden }) {
     const text = completing ? draft : draft.trim();
     if (!text.trim() || abort.current || loading !== false) return;
     const asked = [...messages, { role: "user", content: text }];
-    abort.current = new AbortController();
+    const own = (abort.current = new AbortController());
     setMessages(asked);
     setDraft("");
     setTold("The answer is being written.");
     setOpen({ role: "assistant", content: "", reasoning: "", calls: [], state: "waiting", model, error: "" });
     const past = asked.filter((message) => message.role === "user" || message.content).map(forModel);
     const say = (goOn) => talk({
-      model, messages: past, settings, conversation: conversation.current, completing: goOn, signal: abort.current.signal, changed: show,
+      model, messages: past, settings, conversation: conversation.current, completing: goOn, signal: own.signal, changed: (answer) => show([own, answer]),
     });
     let answer = await say(completing);
     if (answer.code === "no_chat_template") {
