@@ -9,6 +9,7 @@ namespace {
 constexpr int RUN = 4;    // parts that one piece of work takes where a task is split
 constexpr int AMPLE = 4;  // tasks to a member from which on none is split
 
+constexpr int OWN_ROWS = 32;  // rows of a member from which on it is better to unpack all weights than to read what others wrote
 constexpr int HEAD_ROWS = 128, HEAD_OUTPUTS = 256;  // whose logits are in the cache at once
 
 // `count` outputs of a matrix from `first` on, both multiples of 16.
@@ -22,7 +23,7 @@ Matrix outputs_of(const Matrix& matrix, int first, int count) {
 Decoder::Decoder(const RkModel& model, const Cache& cache, int threads, const int32_t* cores)
     : m_(model), cache_(cache), team_(threads, cores), barrier_(team_.size()),
       wide_(std::max({model.hidden, model.heads * model.head_dim, model.ffn})),
-      hidden_(size_t(model.max_rows) * model.hidden), normed_(size_t(model.max_rows) * wide_),
+      hidden_(size_t(model.max_rows) * model.hidden), inputs_(size_t(model.max_rows) * wide_),
       qkv_(size_t(model.max_rows) * qkv_width()), mixed_(size_t(model.max_rows) * model.heads * model.head_dim),
       gates_(size_t(model.max_rows) * 2 * model.ffn), highs_(size_t(model.max_rows) * wide_), lows_(size_t(model.max_rows) * wide_),
       pairs_(size_t(model.max_rows) * wide_ / 2), scales_(size_t(model.max_rows) * wide_ / GROUP),
@@ -42,11 +43,12 @@ void Decoder::logits(const int32_t* wanted, int count, RkPick* picks, float* out
         const int rows = std::min(count - begin, head_rows_);
         team_.run([&](int member) {
             if (member == 0) clock_.begin();
-            share(member, rows, [&](int row) {
-                float* normed = normed_.at(size_t(row) * m_.hidden);
+            const Range mine = share(member, rows);
+            for (int row = mine.begin; row < mine.end; row++) {
+                float* normed = inputs_at({0, rows}, row, m_.hidden);
                 normalise(hidden(wanted[begin + row]), m_.norm, normed);
-                quantise_row(normed, row, rows, m_.head);
-            });
+                quantise_row(normed, row, {0, rows}, m_.head);
+            }
             finish(member, NORM);
             head(member, rows, begin < full ? out + size_t(begin) * m_.vocab : nullptr, std::min(full - begin, rows));
             finish(member, HEAD);
@@ -67,8 +69,8 @@ void Decoder::head(int member, int rows, float* out, int full) {
     for (int first = begin; first < end; first += HEAD_OUTPUTS) {
         const int count = std::min(HEAD_OUTPUTS, end - first);
         const Matrix part = outputs_of(m_.head, first, count);
-        if (takes_many(part, rows)) product_many(panels_[member], part, many(), rows, 0, count, part_logits, HEAD_OUTPUTS, false);
-        else product(part, few(normed_.at()), rows, 0, count, part_logits, HEAD_OUTPUTS, false);
+        if (takes_many(part, rows)) product_many(panels_[member], part, many(0), rows, 0, count, part_logits, HEAD_OUTPUTS, false);
+        else product(part, few(0, inputs_.at()), rows, 0, count, part_logits, HEAD_OUTPUTS, false);
         for (int row = 0; row < rows; row++) {
             const float* logits = part_logits + size_t(row) * HEAD_OUTPUTS;
             prefer(best[row], logits, count, first);
@@ -84,32 +86,46 @@ void Decoder::finish(int member, Stage stage) {
     if (member == 0) clock_.end(WAIT);
 }
 
-template <class F> void Decoder::share(int member, int count, F each) {
-    const int begin = int(int64_t(count) * member / team_.size()), end = int(int64_t(count) * (member + 1) / team_.size());
-    for (int at = begin; at < end; at++) each(at);
+// The end of a stage whose rows the next one takes one by one.
+void Decoder::finish_rows(int member, Stage stage) {
+    if (!by_rows_) return finish(member, stage);
+    if (member == 0) clock_.end(stage);
 }
 
-// The tiles of so many outputs that a member computes: its first output, and the next member's.
-std::pair<int, int> Decoder::part(int member, int outputs) const {
-    const int64_t tiles = outputs / LANES, size = team_.size();
-    return {int(tiles * member / size) * LANES, int(tiles * (member + 1) / size) * LANES};
+Range Decoder::share(int member, int count) const {
+    return {int(int64_t(count) * member / team_.size()), int(int64_t(count) * (member + 1) / team_.size())};
 }
 
-// Every member computes all rows of its own part of the outputs: each weight is read by one core only.
-void Decoder::multiply(int member, const Matrix& matrix, const float* rows, int count, float* out, int stride, bool add) {
-    const auto [begin, end] = part(member, matrix.outputs);
-    if (takes_many(matrix, count)) {
-        product_many(panels_[member], matrix, many(), count, begin, end, out, stride, add);
-        return;
-    }
-    product(matrix, few(rows), count, begin, end, out, stride, add);
+// Whole tiles of the outputs.
+Range Decoder::part(int member, int outputs) const {
+    const Range tiles = share(member, outputs / LANES);
+    return {tiles.begin * LANES, tiles.end * LANES};
 }
 
-// Row `row` of `count` as `multiply` by the matrix wants it.
-void Decoder::quantise_row(const float* from, int row, int count, const Matrix& matrix) {
+// The rows of one member lie together, whatever others do meanwhile.
+ManyInputs Decoder::many(int first) {
+    const size_t number = size_t(first) * wide_, group = number / GROUP;
+    return {pairs_.at(number / 2), scales_.at(group), sums_.at(group), fine_.at(group)};
+}
+
+Inputs Decoder::few(int first, const float* inputs) {
+    const size_t number = size_t(first) * wide_, group = number / GROUP;
+    return {highs_.at(number), lows_.at(number), scales_.at(group), sums_.at(group), fine_.at(group), inputs};
+}
+
+// Few rows: all of them with a part of the outputs, so that each weight is read by one core only. Many rows: all outputs of some.
+void Decoder::multiply(int member, const Matrix& matrix, const float* inputs, float* out, int stride, bool add) {
+    const Range rows = rows_of(member), outputs = by_rows_ ? Range{0, matrix.outputs} : part(member, matrix.outputs);
+    out += size_t(rows.begin) * stride;
+    if (takes_many(matrix, rows.size())) product_many(panels_[member], matrix, many(rows.begin), rows.size(), outputs.begin, outputs.end, out, stride, add);
+    else product(matrix, few(rows.begin, inputs), rows.size(), outputs.begin, outputs.end, out, stride, add);
+}
+
+// A row as `multiply` of `rows` by the matrix wants it.
+void Decoder::quantise_row(const float* from, int row, Range rows, const Matrix& matrix) {
     if (matrix.kind == BF16) return;
-    if (takes_many(matrix, count)) quantise_many(from, matrix, row, count, many());
-    else quantise(from, matrix, row, few(nullptr));
+    if (takes_many(matrix, rows.size())) quantise_many(from, matrix, row - rows.begin, rows.size(), many(rows.begin));
+    else quantise(from, matrix, row - rows.begin, few(rows.begin, nullptr));
 }
 
 void Decoder::normalise(const float* from, const float* weight, float* to) const {
@@ -143,6 +159,7 @@ void Decoder::plan(const RkSpan* spans, int num_spans) {
         }
         rows_ += spans[s].rows;
     }
+    by_rows_ = team_.size() > 1 && rows_ >= OWN_ROWS * team_.size();
     if (team_.size() == 1 || int(tasks_.size()) >= AMPLE * team_.size()) return;
     // Few long contexts are shared by all members, part by part, and joined afterwards.
     for (size_t task = 0; task < tasks_.size(); task++)
@@ -152,59 +169,61 @@ void Decoder::plan(const RkSpan* spans, int num_spans) {
 }
 
 void Decoder::run(int member, const RkSpan* spans, const int32_t* tokens) {
+    const Range mine = share(member, rows_), rows = rows_of(member);
+    const int width = m_.heads * m_.head_dim;
     if (member == 0) clock_.begin();
-    share(member, rows_, [&](int row) { unpack_row(m_.embedding, tokens[row], hidden(row)); });
+    for (int row = mine.begin; row < mine.end; row++) unpack_row(m_.embedding, tokens[row], hidden(row));
     if (member == 0) clock_.end(EMBED);
     for (int number = 0; number < m_.layers; number++) {
         const RkLayer& layer = m_.layer[number];
-        share(member, rows_, [&](int row) {
-            float* normed = normed_.at(size_t(row) * m_.hidden);
+        for (int row = mine.begin; row < mine.end; row++) {
+            float* normed = inputs_at(rows, row, m_.hidden);
             normalise(hidden(row), layer.attention_norm, normed);
-            quantise_row(normed, row, rows_, layer.qkv);
-        });
+            quantise_row(normed, row, rows, layer.qkv);
+        }
         if (member == 0) next_.store(0, std::memory_order_relaxed), joined_.store(0, std::memory_order_relaxed);
-        finish(member, NORM);
-        multiply(member, layer.qkv, normed_.at(), rows_, qkv_.at(), qkv_width(), false);
-        finish(member, QKV);
-        share(member, rows_, [&](int row) { place(row, number, spans[owner_[row]]); });
+        finish_rows(member, NORM);
+        multiply(member, layer.qkv, inputs_at(rows, rows.begin, 0), qkv_.at(), qkv_width(), false);
+        finish_rows(member, QKV);
+        for (int row = mine.begin; row < mine.end; row++) place(row, number, spans[owner_[row]]);
         finish(member, PLACE);
         attention(member, number, spans);
-        const int width = m_.heads * m_.head_dim;
-        share(member, rows_, [&](int row) { quantise_row(mixed_.at(size_t(row) * width), row, rows_, layer.output); });
-        finish(member, NORM);
-        multiply(member, layer.output, mixed_.at(), rows_, hidden_.at(), m_.hidden, true);
-        finish(member, OUTPUT);
+        for (int row = mine.begin; row < mine.end; row++) quantise_row(mixed_.at(size_t(row) * width), row, rows, layer.output);
+        finish_rows(member, NORM);
+        multiply(member, layer.output, mixed_.at(size_t(rows.begin) * width), hidden_.at(), m_.hidden, true);
+        finish_rows(member, OUTPUT);
         mlp(member, layer);
     }
 }
 
 void Decoder::mlp(int member, const RkLayer& layer) {
-    share(member, rows_, [&](int row) {
-        float* normed = normed_.at(size_t(row) * m_.hidden);
+    const Range mine = share(member, rows_), rows = rows_of(member);
+    const bool gated = GATED && takes_many(layer.gate_up, rows.size());
+    for (int row = mine.begin; row < mine.end; row++) {
+        float* normed = inputs_at(rows, row, m_.hidden);
         normalise(hidden(row), layer.ffn_norm, normed);
-        quantise_row(normed, row, rows_, layer.gate_up);
-    });
-    finish(member, NORM);
-    if (GATED && takes_many(layer.gate_up, rows_)) {
-        const auto [begin, end] = part(member, m_.ffn);
-        product_gated(panels_[member], layer.gate_up, many(), rows_, begin, end, normed_.at(), m_.ffn);
-        finish(member, GATE_UP);
-        share(member, rows_, [&](int row) { quantise_row(normed_.at(size_t(row) * m_.ffn), row, rows_, layer.down); });
-    } else {
-        multiply(member, layer.gate_up, normed_.at(), rows_, gates_.at(), 2 * m_.ffn, false);
-        finish(member, GATE_UP);
-        share(member, rows_, [&](int row) { activate(row, layer.down); });
+        quantise_row(normed, row, rows, layer.gate_up);
     }
-    finish(member, ACTIVATE);
-    multiply(member, layer.down, normed_.at(), rows_, hidden_.at(), m_.hidden, true);
-    finish(member, DOWN);
+    finish_rows(member, NORM);
+    float* inputs = inputs_at(rows, rows.begin, 0);
+    if (gated) {
+        const Range outputs = by_rows_ ? Range{0, m_.ffn} : part(member, m_.ffn);
+        product_gated(panels_[member], layer.gate_up, many(rows.begin), rows.size(), outputs.begin, outputs.end, inputs, m_.ffn);
+    } else multiply(member, layer.gate_up, inputs, gates_.at(), 2 * m_.ffn, false);
+    finish_rows(member, GATE_UP);
+    for (int row = mine.begin; row < mine.end; row++) {
+        float* active = inputs_at(rows, row, m_.ffn);
+        if (!gated) activate(row, active);
+        quantise_row(active, row, rows, layer.down);
+    }
+    finish_rows(member, ACTIVATE);
+    multiply(member, layer.down, inputs, hidden_.at(), m_.hidden, true);
+    finish_rows(member, DOWN);
 }
 
-void Decoder::activate(int row, const Matrix& down) {
+void Decoder::activate(int row, float* active) {
     const float* gate = gates_.at(size_t(row) * 2 * m_.ffn);
-    float* active = normed_.at(size_t(row) * m_.ffn);
     for (int at = 0; at < m_.ffn; at += LANES) store(active + at, gated(load<F32>(gate + at), load<F32>(gate + m_.ffn + at)));
-    quantise_row(active, row, rows_, down);
 }
 
 // Turns queries and keys by their position, scales the queries, and stores keys and values in their block.

@@ -45,6 +45,11 @@ struct Task {
     size_t slot;  // of its first partial, where its parts are computed apart
 };
 
+struct Range {
+    int begin, end;
+    int size() const { return end - begin; }
+};
+
 class Decoder {
   public:
     Decoder(const RkModel& model, const Cache& cache, int threads, const int32_t* cores);
@@ -61,21 +66,24 @@ class Decoder {
     int qkv_width() const { return (m_.heads + 2 * m_.kv_heads) * m_.head_dim; }
     int shared() const { return m_.heads / m_.kv_heads; }
     float* hidden(int row) { return hidden_.at(size_t(row) * m_.hidden); }
-    template <class F> void share(int member, int count, F each);
-    std::pair<int, int> part(int member, int outputs) const;
-    void multiply(int member, const Matrix& matrix, const float* rows, int count, float* out, int stride, bool add);
-    ManyInputs many() { return {pairs_.at(), scales_.at(), sums_.at(), fine_.at()}; }
-    Inputs few(const float* rows) { return {highs_.at(), lows_.at(), scales_.at(), sums_.at(), fine_.at(), rows}; }
-    void quantise_row(const float* from, int row, int count, const Matrix& matrix);
+    Range share(int member, int count) const;
+    Range rows_of(int member) const { return by_rows_ ? share(member, rows_) : Range{0, rows_}; }
+    Range part(int member, int outputs) const;
+    float* inputs_at(Range rows, int row, int width) { return inputs_.at(size_t(rows.begin) * wide_ + size_t(row - rows.begin) * width); }
+    void multiply(int member, const Matrix& matrix, const float* inputs, float* out, int stride, bool add);
+    ManyInputs many(int first);
+    Inputs few(int first, const float* inputs);
+    void quantise_row(const float* from, int row, Range rows, const Matrix& matrix);
     void normalise(const float* from, const float* weight, float* to) const;
     void plan(const RkSpan* spans, int num_spans);
     void finish(int member, Stage stage);
+    void finish_rows(int member, Stage stage);
     void head(int member, int rows, float* out, int full);
     void run(int member, const RkSpan* spans, const int32_t* tokens);
     void attention(int member, int layer, const RkSpan* spans);
     void mlp(int member, const RkLayer& layer);
     void place(int row, int layer, const RkSpan& span);
-    void activate(int row, const Matrix& down);
+    void activate(int row, float* active);
     void load_queries(Scratch& scratch, const Task& task, const RkSpan& span);
     Head head_of(int layer, const Task& task, const RkSpan& span) const;
     void join(Scratch& scratch, const Task& task, const RkSpan& span);
@@ -88,7 +96,8 @@ class Decoder {
     const int wide_;  // most inputs of a product
     StageClock clock_;
     int rows_ = 0;
-    Buffer<float> hidden_, normed_, qkv_, mixed_, gates_;
+    bool by_rows_ = false;  // members share the rows of products, not their outputs
+    Buffer<float> hidden_, inputs_, qkv_, mixed_, gates_;
     Buffer<int8_t> highs_, lows_;
     Buffer<int32_t> pairs_;
     Buffer<float> scales_, sums_;
