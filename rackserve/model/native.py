@@ -65,7 +65,7 @@ def load_native(folder: Path, config: LlamaConfig) -> DecoderWeights:
                 qkv=matrix(*qkv, inner=hidden),
                 output=matrix((f"{attention}.o_proj", hidden), inner=heads),
                 gate_up=matrix(*gate_up, inner=hidden, eight=True),
-                down=matrix((f"{mlp}.down_proj", hidden), inner=config.ffn_size),
+                down=matrix((f"{mlp}.down_proj", hidden), inner=config.ffn_size, eight=True),
             )
 
         embedding = matrix(("model.embed_tokens", config.vocab_size), inner=hidden)

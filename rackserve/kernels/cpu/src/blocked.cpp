@@ -17,10 +17,11 @@ constexpr size_t EIGHT_BYTES = QUADS * 64 + 2 * 64;  // the same with quads
 
 constexpr size_t unpacked_bytes(int kind) { return kind == Q4_EIGHT ? EIGHT_BYTES : TILE_BYTES; }
 
-// A block of rows from some group on, as ManyInputs has it; pairs are quads of highs for Q4_EIGHT, which alone has lows, scales and fine.
+// A block of rows from some group on, as ManyInputs has it; pairs are quads of highs for Q4_EIGHT, which alone has lows, units and fine.
 struct Block {
     const int32_t *pairs, *lows;
-    const float *sums, *scales;
+    const float* sums;
+    const Unit* units;
     const uint8_t* fine;
 };
 
@@ -140,6 +141,16 @@ template <int ROWS, int WIDTH> inline void add_quads(const uint8_t* panel, const
     }
 }
 
+// Sums of quads begin at BEGIN. Where a * b + c is rounded once, they are floats as they are, MAGIC too large, and one instruction makes
+// of them what two would: scales are so short that MAGIC times one is exact.
+#if defined(__AVX512F__)
+constexpr int32_t BEGIN = MAGIC_BITS;
+inline F32 scaled(I32 whole, const Unit& unit) { return fma((F32)whole, splat(unit.scale), splat(unit.less)); }
+#else
+constexpr int32_t BEGIN = 0;
+inline F32 scaled(I32 whole, const Unit& unit) { return to_float(whole) * splat(unit.scale); }
+#endif
+
 // As `meet`, for Q4_EIGHT. Where one row of a group has lows, all rows take that way: to others it adds nothing.
 template <int ROWS, int WIDTH> void meet_eight(const uint8_t* panel, int groups, const Block& block, F32* totals, bool fresh) {
     F32 total[ROWS][WIDTH];
@@ -147,8 +158,9 @@ template <int ROWS, int WIDTH> void meet_eight(const uint8_t* panel, int groups,
     for (int r = 0; r < ROWS; r++)
         for (int w = 0; w < WIDTH; w++) total[r][w] = fresh ? F32{} : totals[r * WIDTH + w];
     for (int group = 0; group < groups; group++, panel += WIDTH * EIGHT_BYTES) {
-        const float *scales = block.scales + group * ROWS, *sums = block.sums + group * ROWS;
-        const auto close = [&](const I32(&whole)[ROWS][WIDTH], float unit) {
+        const Unit* units = block.units + group * ROWS;
+        const float* sums = block.sums + group * ROWS;
+        const auto close = [&](const I32(&whole)[ROWS][WIDTH], auto each) {
             F32 scale[WIDTH], offset[WIDTH];
 #pragma GCC unroll 2
             for (int w = 0; w < WIDTH; w++)
@@ -156,26 +168,29 @@ template <int ROWS, int WIDTH> void meet_eight(const uint8_t* panel, int groups,
             // Rows outside: the other way round GCC keeps what it has spread of all rows, and spills.
 #pragma GCC unroll 12
             for (int r = 0; r < ROWS; r++) {
-                const F32 factor = splat(scales[r] * unit), sum = splat(sums[r]);
+                const F32 sum = splat(sums[r]);
 #pragma GCC unroll 2
                 for (int w = 0; w < WIDTH; w++) {
-                    total[r][w] = fma(to_float(whole[r][w]) * factor, scale[w], total[r][w]);
+                    total[r][w] = fma(each(whole[r][w], units[r]), scale[w], total[r][w]);
                     total[r][w] = fma(offset[w], sum, total[r][w]);
                 }
             }
         };
-        I32 whole[ROWS][WIDTH] = {};
+        I32 whole[ROWS][WIDTH];
+#pragma GCC unroll 12
+        for (int r = 0; r < ROWS; r++)
+            for (int w = 0; w < WIDTH; w++) whole[r][w] = I32{} + BEGIN;
         bool fine = false;
         for (int r = 0; r < ROWS; r++) fine |= block.fine[group * ROWS + r] != 0;
         add_quads<ROWS, WIDTH>(panel, block.pairs + group * ROWS * QUADS, whole);
         if (!fine) {
-            close(whole, 1.0f);
+            close(whole, scaled);
             continue;
         }
         for (int r = 0; r < ROWS; r++)
-            for (int w = 0; w < WIDTH; w++) whole[r][w] <<= 8;
+            for (int w = 0; w < WIDTH; w++) whole[r][w] = (whole[r][w] - BEGIN) << 8;
         add_quads<ROWS, WIDTH>(panel, block.lows + group * ROWS * QUADS, whole);
-        close(whole, 1.0f / 256);
+        close(whole, [](I32 sum, const Unit& unit) { return to_float(sum) * splat(unit.scale * (1.0f / 256)); });
     }
 #pragma GCC unroll 12
     for (int r = 0; r < ROWS; r++)
@@ -195,7 +210,7 @@ Block block_at(const ManyInputs& in, int kind, int row, int count, int groups, i
     const size_t all = size_t(row) * groups, at = all + size_t(group) * count;
     if (kind != Q4_EIGHT) return {in.pairs + at * STEPS, nullptr, in.sums + at, nullptr, nullptr};
     const int32_t* highs = in.pairs + all * STEPS + size_t(group) * count * QUADS;
-    return {highs, highs + size_t(count) * groups * QUADS, in.sums + at, in.scales + at, in.fine + at};
+    return {highs, highs + size_t(count) * groups * QUADS, in.sums + at, in.units + at, in.fine + at};
 }
 
 // All rows with the tiles numbered `chosen`; done(row, sums) writes at place(row), which is asked for before, as are, line by line, the
@@ -254,7 +269,7 @@ void quantise_many(const float* values, const Matrix& m, int row, int count, con
         size_t at = all + row - first;
         for (int group = 0; group < groups; group++, highs += rows * QUADS, lows += rows * QUADS, at += rows) {
             rounding.group(values + group * GROUP, (int8_t*)highs, (int8_t*)lows);
-            to.scales[at] = rounding.scale;
+            to.units[at] = {rounding.scale, -MAGIC * rounding.scale};
             to.sums[at] = rounding.sum;
             to.fine[at] = rounding.fine;
         }

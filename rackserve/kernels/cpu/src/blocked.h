@@ -20,14 +20,20 @@ constexpr int TILES = 1;
 // Rows from which on unpacking pays.
 constexpr int many_rows(int kind) { return kind == Q8 ? 16 : kind == Q4_EIGHT ? 20 : 36; }
 
+// What a whole number stands for in a group, and what takes MAGIC off again.
+struct Unit {
+    float scale, less;
+};
+
 // Rows in blocks of ROW_BLOCK, the last one shorter. A block of n rows is [inputs / 32][n][16] pairs of 16-bit numbers, of inputs
 // 2p - p % 2 of the group and two more; its sums are [inputs / 32][n]. For Q4_EIGHT it is [inputs / 32][n][8] quads of highs and then as
-// many of lows, and scales and fine lie as sums do.
+// many of lows, and units and fine lie as sums do.
 struct ManyInputs {
     int32_t* pairs;
     float* scales;  // [rows]
     float* sums;
     uint8_t* fine;
+    Unit* units;
 };
 
 inline bool takes_many(const Matrix& matrix, int rows) { return matrix.kind != BF16 && rows >= many_rows(matrix.kind); }

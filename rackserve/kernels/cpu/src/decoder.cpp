@@ -27,7 +27,7 @@ Decoder::Decoder(const RkModel& model, const Cache& cache, int threads, const in
       qkv_(size_t(model.max_rows) * qkv_width()), mixed_(size_t(model.max_rows) * model.heads * model.head_dim),
       gates_(size_t(model.max_rows) * 2 * model.ffn), highs_(size_t(model.max_rows) * wide_), lows_(size_t(model.max_rows) * wide_),
       pairs_(size_t(model.max_rows) * wide_ / 2), scales_(size_t(model.max_rows) * wide_ / GROUP),
-      sums_(size_t(model.max_rows) * wide_ / GROUP), fine_(size_t(model.max_rows) * wide_ / GROUP),
+      sums_(size_t(model.max_rows) * wide_ / GROUP), fine_(size_t(model.max_rows) * wide_ / GROUP), units_(size_t(model.max_rows) * wide_ / GROUP),
       head_rows_(std::min(model.max_rows, HEAD_ROWS)), part_logits_(size_t(team_.size()) * head_rows_ * HEAD_OUTPUTS),
       picks_(size_t(team_.size()) * head_rows_), scratch_(team_.size()) {
     for (int member = 0; member < team_.size(); member++) panels_.emplace_back(wide_);
@@ -105,7 +105,7 @@ Range Decoder::part(int member, int outputs) const {
 // The rows of one member lie together, whatever others do meanwhile.
 ManyInputs Decoder::many(int first) {
     const size_t number = size_t(first) * wide_, group = number / GROUP;
-    return {pairs_.at(number / 2), scales_.at(group), sums_.at(group), fine_.at(group)};
+    return {pairs_.at(number / 2), scales_.at(group), sums_.at(group), fine_.at(group), units_.at(group)};
 }
 
 Inputs Decoder::few(int first, const float* inputs) {
@@ -159,6 +159,8 @@ void Decoder::plan(const RkSpan* spans, int num_spans) {
         }
         rows_ += spans[s].rows;
     }
+    // The longest first: when tasks run out, what others still do is short.
+    std::sort(tasks_.begin(), tasks_.end(), [](const Task& a, const Task& b) { return a.parts != b.parts ? a.parts > b.parts : a.slot < b.slot; });
     by_rows_ = team_.size() > 1 && rows_ >= OWN_ROWS * team_.size();
     if (team_.size() == 1 || int(tasks_.size()) >= AMPLE * team_.size()) return;
     // Few long contexts are shared by all members, part by part, and joined afterwards.

@@ -102,6 +102,7 @@ class Decoder {
     Buffer<int32_t> pairs_;
     Buffer<float> scales_, sums_;
     Buffer<uint8_t> fine_;
+    Buffer<Unit> units_;
     const int head_rows_;        // whose logits are computed at once
     Buffer<float> part_logits_;  // of each member: [head_rows_] of some outputs
     Buffer<RkPick> picks_;

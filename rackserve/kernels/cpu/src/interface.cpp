@@ -73,7 +73,8 @@ void rk_product(const Matrix* matrix, const float* rows, int32_t count, float* o
     std::vector<uint8_t> fine(count * groups);
     if (takes_many(*matrix, count)) {
         std::vector<int32_t> pairs(size_t(count) * inputs / 2);
-        const ManyInputs many{pairs.data(), scales.data(), sums.data(), fine.data()};
+        std::vector<Unit> units(count * groups);
+        const ManyInputs many{pairs.data(), scales.data(), sums.data(), fine.data(), units.data()};
         for (int row = 0; row < count; row++) quantise_many(rows + size_t(row) * inputs, *matrix, row, count, many);
         Panel panel(inputs);
         product_many(panel, *matrix, many, count, 0, matrix->outputs, out, matrix->outputs, false);

@@ -65,6 +65,15 @@ inline float largest(I32 sizes) {
 inline float inverse_of(float size) { return size > TINY ? PEAK / size : 0.0f; }
 inline float unit_of(float size) { return size <= TINY ? 0.0f : size / PEAK; }
 
+// Without its last two bits: 3 * 2^n times it is exact.
+inline float shortened(float x) {
+    uint32_t bits;
+    std::memcpy(&bits, &x, sizeof bits);
+    bits &= ~3u;
+    std::memcpy(&x, &bits, sizeof bits);
+    return x;
+}
+
 // Any whole numbers, those that stand for NaN too.
 inline float sum_of(const I32* halves) { return sum(to_float((I32)((U32)halves[0] + (U32)halves[1]))); }
 
@@ -131,12 +140,12 @@ class GroupRounding {
         const F32 magic = splat(MAGIC), low = load<F32>(values), high = load<F32>(values + LANES);
         const float found = largest(larger(magnitudes(values), magnitudes(values + LANES))), inverse = inverse_of(found), unit = unit_of(found);
         fine = found > limit_;
-        scale = 256 * unit;
+        scale = shortened(256 * unit);
         if (fine) {
             const F32 factor = splat(inverse);
             const I32 whole[2] = {(I32)(low * factor + magic) - MAGIC_BITS, (I32)(high * factor + magic) - MAGIC_BITS};
             for (int half = 0; half < 2; half++) store_halves(whole[half], highs + half * LANES, lows + half * LANES);
-            sum = unit * sum_of(whole);
+            sum = scale / 256 * sum_of(whole);
             return;
         }
         // The lowest byte is the number's own, with MAGIC or without.
