@@ -17,8 +17,14 @@ HEADS = st.sampled_from([(1, 1, 32), (2, 3, 32), (1, 16, 32), (3, 1, 96), (2, 4,
 LIMITS = {"bf16": 2e-5, "q4_1": 5e-4, "q8_0": 5e-4, "q4_1, 8 bits": 2e-2}
 """How far a logit may be off, as a part of the largest: less than in a row with some inputs rounded the other way."""
 
+ATTENTION = {2: 1e-3, 4: 0.0}
+"""What attention in whole numbers adds to that, by the bytes of a KV number: half of what rounding to bf16 does."""
+
 USUALLY = 2e-4
 """The same for most rows of many."""
+
+USUALLY_OTHERWISE = 6e-3
+"""Where attention is off by so little that some of the inputs of 8 bits are rounded the other way in most rows."""
 
 HALF_STEP = 2.0**-8
 """How far a bf16 may be from the number that was rounded to it."""
@@ -81,12 +87,13 @@ def test_any_shape_in_any_batch_is_that_of_float64_and_touches_its_own_memory_al
             found[sequence].append(rows)
     running.check()
     running.close()
-    limit = max(LIMITS[shape.kinds[0]], LIMITS[shape.kinds[1]])
+    limit = max(LIMITS[shape.kinds[0]], LIMITS[shape.kinds[1]]) + ATTENTION[shape.wide]
     for sequence in sequences:
         stored = running.kv(sequence.blocks, len(sequence.tokens))
         wanted, kv = reference(drawn, sequence.tokens, stored)
         off = np.abs(np.concatenate(found[sequence]) - wanted).max(1) / np.abs(wanted).max()
         assert off.max() <= limit
-        assert len(off) < 8 or np.median(off) <= USUALLY
+        otherwise = shape.wide == 2 and "q4_1, 8 bits" in shape.kinds
+        assert len(off) < 8 or np.median(off) <= (USUALLY_OTHERWISE if otherwise else USUALLY)
         rounding = HALF_STEP * np.abs(kv) if shape.wide == 2 else 0
         assert (np.abs(stored - kv) <= rounding + limit * np.abs(kv).max()).all()

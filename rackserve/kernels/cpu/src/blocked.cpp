@@ -25,23 +25,6 @@ struct Block {
     const uint8_t* fine;
 };
 
-// sum + products of the two 16-bit numbers in each lane.
-inline I32 dot(I32 sum, I32 a, I32 b) {
-#if defined(__AVX512VNNI__)
-    return (I32)_mm512_dpwssd_epi32((__m512i)sum, (__m512i)a, (__m512i)b);
-#elif defined(__AVX2__)
-    typedef int32_t Half __attribute__((vector_size(32)));
-    Half x[2], y[2];
-    std::memcpy(x, &a, 64);
-    std::memcpy(y, &b, 64);
-    for (int half = 0; half < 2; half++) x[half] = (Half)_mm256_madd_epi16((__m256i)x[half], (__m256i)y[half]);
-    std::memcpy(&a, x, 64);
-    return sum + a;
-#else
-    return sum + (a << 16 >> 16) * (b << 16 >> 16) + (a >> 16) * (b >> 16);
-#endif
-}
-
 // Bytes 0 and 2 of each lane, signed, as 16-bit numbers.
 inline I32 pairs_of(I32 bytes) { return ((I32)((U32)bytes << 24) >> 24 & 0xffff) | ((I32)((U32)bytes << 8) >> 24 << 16); }
 

@@ -17,6 +17,7 @@ typedef float F32 __attribute__((vector_size(64)));
 typedef int32_t I32 __attribute__((vector_size(64)));
 typedef uint32_t U32 __attribute__((vector_size(64)));
 typedef uint16_t U16 __attribute__((vector_size(32)));
+typedef int16_t I16 __attribute__((vector_size(32)));
 typedef int8_t I8 __attribute__((vector_size(16)));
 
 template <class V> inline V load(const void* from) {
@@ -78,6 +79,32 @@ inline I8 low_bytes(I32 v) {
     return (I8)_mm512_cvtepi32_epi8((__m512i)v);  // GCC takes lanes one by one where this is not stored at once
 #else
     return __builtin_convertvector(v, I8);
+#endif
+}
+
+// The lower half of each lane.
+inline I16 low_words(I32 v) {
+#if defined(__AVX512F__)
+    return (I16)_mm512_cvtepi32_epi16((__m512i)v);
+#else
+    return __builtin_convertvector(v, I16);
+#endif
+}
+
+// sum + products of the two 16-bit numbers in each lane.
+inline I32 dot(I32 sum, I32 a, I32 b) {
+#if defined(__AVX512VNNI__)
+    return (I32)_mm512_dpwssd_epi32((__m512i)sum, (__m512i)a, (__m512i)b);
+#elif defined(__AVX2__)
+    typedef int32_t Half __attribute__((vector_size(32)));
+    Half x[2], y[2];
+    std::memcpy(x, &a, 64);
+    std::memcpy(y, &b, 64);
+    for (int half = 0; half < 2; half++) x[half] = (Half)_mm256_madd_epi16((__m256i)x[half], (__m256i)y[half]);
+    std::memcpy(&a, x, 64);
+    return sum + a;
+#else
+    return sum + (a << 16 >> 16) * (b << 16 >> 16) + (a >> 16) * (b >> 16);
 #endif
 }
 
@@ -156,6 +183,15 @@ inline float peak(F32 v) {
     float most = v[0];
     for (int lane = 1; lane < LANES; lane++) most = v[lane] > most ? v[lane] : most;
     return most;
+#endif
+}
+
+inline F32 root(F32 v) {
+#if defined(__AVX512F__)
+    return (F32)_mm512_sqrt_ps((__m512)v);
+#else
+    for (int lane = 0; lane < LANES; lane++) v[lane] = std::sqrt(v[lane]);
+    return v;
 #endif
 }
 
