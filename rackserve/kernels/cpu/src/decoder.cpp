@@ -263,9 +263,11 @@ void Decoder::attention(int member, int layer, const RkSpan* spans) {
     const int count = int(apart ? pieces_.size() : tasks_.size());
     const auto task = [&](int at) -> const Task& { return tasks_[apart ? pieces_[at].first : at]; };
     const auto part = [&](int at) { return apart ? pieces_[at].second : 0; };
+    // Where there are many, all kv heads of a task's rows are taken at once: they lie on the same pages.
+    const int run = !apart && count >= AMPLE * team_.size() * m_.kv_heads ? m_.kv_heads : 1;
     // The next piece of work is taken early, so that its memory can be asked for.
-    for (int at = next_.fetch_add(1), then; at < count; at = then) {
-        then = next_.fetch_add(1);
+    for (int at = next_.fetch_add(run), then; at < count; at = then) {
+        then = (at + 1) % run ? at + 1 : next_.fetch_add(run);
         const int after = std::min(then, count - 1);
         const Task& here = task(at);
         load_queries(scratch, here, spans[here.span]);
