@@ -47,7 +47,7 @@ class Ours:
         read = sum(part.data.nbytes for part in (*layers, weights.head))
         self.about: dict[str, object] = {
             "version": self._runner.path,
-            "weights": "Q4_1 and Q8_0 as in the file, times rows of 8 bits, 16 where that would lose (quality); KV bf16",
+            "weights": "Q4_1 and Q8_0 as in the file, times rows of 8 or 16 bits; KV bf16, read as 16-bit numbers",
             "read_bytes": read,
         }
         self._context: dict[int, int] = {}

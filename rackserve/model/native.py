@@ -1,8 +1,8 @@
 """Llama on the native kernels: the same forward pass as `llama`, one call a step, weights as the model file has them.
 
 Matrices keep the blocks of a converted GGUF file (Q4_1, Q8_0) or the bf16 of a Hugging Face folder. With blocks, what is
-multiplied by them is rounded to 16 bits, row by row; for the Q4_1 gates of an MLP and what they gate to 8 bits in groups of 32,
-but 16 bits in groups that stick out (src/matrix.h). With bf16 nothing is rounded but the KV.
+multiplied by them is rounded to 16 bits, row by row; for the Q4_1 matrices of an MLP to 8 bits in groups of 32,
+but 16 bits in groups that stick out (src/matrix.h). Attention over bf16 KV is in 16-bit whole numbers (src/attention.h).
 """
 
 from __future__ import annotations

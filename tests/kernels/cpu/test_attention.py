@@ -30,7 +30,7 @@ def in_bytes(numbers: NDArray[np.float64], wide: int) -> NDArray[np.uint8]:
 class Context:
     """Random KV of `count` positions, and a step behind them."""
 
-    def __init__(self, name: str, shape: Shape, count: int, seed: int, threads: int = 1) -> None:
+    def __init__(self, name: str, shape: Shape, count: int, seed: int, threads: int) -> None:
         self.count, self.rng = count, np.random.default_rng(seed)
         self.drawn = Drawn(shape, count + 1, seed)
         self.blocks = [int(block) for block in self.rng.permutation(count // TOKENS + 1)]
@@ -50,12 +50,18 @@ class Context:
 
 @ALL
 @pytest.mark.parametrize("wide", [2, 4])
-@given(st.integers(1, 200), SIZES, st.sampled_from([0.0, 1e-30, 1.0, 3.0]), st.sampled_from([32, 64, 96, 256]))
+@given(
+    st.integers(1, 200),
+    SIZES,
+    st.sampled_from([0.0, 1e-30, 1.0, 3.0]),
+    st.sampled_from([32, 64, 96, 256]),
+    st.sampled_from([1, 3]),
+)
 @settings(derandomize=True, max_examples=10, deadline=None)
 def test_attention_over_values_of_any_size_is_that_of_float64(
-    name: str, wide: int, count: int, sizes: list[float], key_size: float, head_dim: int
+    name: str, wide: int, count: int, sizes: list[float], key_size: float, head_dim: int, threads: int
 ) -> None:
-    context = Context(name, shape_of(wide, head_dim), count, seed=count)
+    context = Context(name, shape_of(wide, head_dim), count, count, threads)
     context.kv[0] *= key_size
     context.kv[1] *= np.resize(sizes, count)[:, None]
     context.place()
@@ -71,10 +77,11 @@ def test_attention_over_values_of_any_size_is_that_of_float64(
 @pytest.mark.parametrize("wide", [2, 4])
 @pytest.mark.parametrize("odd", [np.nan, -np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("what", [0, 1])
+@pytest.mark.parametrize("threads", [1, 3])
 def test_a_number_that_is_not_finite_reaches_those_who_see_it_and_no_one_else(
-    name: str, wide: int, odd: float, what: int
+    name: str, wide: int, odd: float, what: int, threads: int
 ) -> None:
-    context = Context(name, shape_of(wide), 90, seed=1)
+    context = Context(name, shape_of(wide), 90, 1, threads)
     context.place()
     plain = context.rows(60, 75)
     context.kv[what, 1, 80, 7] = odd

@@ -19,18 +19,18 @@ BLOCK_BYTES = LAYERS * 2 * KV * BLOCK * DIM * 2
 
 
 class Small:
-    """A decoder of random weights, bf16 or Q4_1 blocks, and the same in float64 numpy."""
+    """A decoder of random weights, bf16 or Q4_1 blocks (with inputs of 8 bits in the MLP), and the same in float64 numpy."""
 
     def __init__(self, heads: int = HEADS, blocks: bool = False) -> None:
         rng = np.random.default_rng(0)
         self.matrices: list[dict[str, np.ndarray]] = []
 
-        def matrix(outputs: int, inputs: int) -> tuple[Packed, np.ndarray]:
+        def matrix(outputs: int, inputs: int, kind: int = packing.Q4) -> tuple[Packed, np.ndarray]:
             if blocks:
                 given, values = q4_1(rng, outputs, inputs)
                 numbers = given[..., :4].copy().view(np.float16) / np.float16(64)
                 given[..., :4] = numbers.view(np.uint8)
-                return Packed(packing.pack_q4_1(given), packing.Q4), values.astype(np.float64) / 64
+                return Packed(packing.pack_q4_1(given), kind), values.astype(np.float64) / 64
             bits, values = bf16(rng, outputs, inputs)
             shrunk = (values / np.sqrt(inputs)).astype(np.float32)
             bits = (shrunk.view(np.uint32) >> 16).astype(np.uint16)
@@ -43,8 +43,8 @@ class Small:
             shapes = {
                 "qkv": ((heads + 2 * KV) * DIM, HIDDEN),
                 "output": (HIDDEN, heads * DIM),
-                "gate_up": (2 * FFN, HIDDEN),
-                "down": (HIDDEN, FFN),
+                "gate_up": (2 * FFN, HIDDEN, packing.Q4_EIGHT),
+                "down": (HIDDEN, FFN, packing.Q4_EIGHT),
             }
             made = {name: matrix(*shape) for name, shape in shapes.items()}
             norms = {name: rng.uniform(0.5, 1.5, HIDDEN).astype(np.float32) for name in ("attention_norm", "ffn_norm")}

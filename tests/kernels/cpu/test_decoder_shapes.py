@@ -17,14 +17,14 @@ HEADS = st.sampled_from([(1, 1, 32), (2, 3, 32), (1, 16, 32), (3, 1, 96), (2, 4,
 LIMITS = {"bf16": 2e-5, "q4_1": 5e-4, "q8_0": 5e-4, "q4_1, 8 bits": 2e-2}
 """How far a logit may be off, as a part of the largest: less than in a row with some inputs rounded the other way."""
 
-ATTENTION = {2: 1e-3, 4: 0.0}
-"""What attention in whole numbers adds to that, by the bytes of a KV number: half of what rounding to bf16 does."""
-
 USUALLY = 2e-4
 """The same for most rows of many."""
 
 USUALLY_OTHERWISE = 6e-3
 """Where attention is off by so little that some of the inputs of 8 bits are rounded the other way in most rows."""
+
+ATTENTION = {2: 1e-3, 4: 0.0}
+"""What attention in whole numbers adds to LIMITS, by the bytes of a KV number: half of what rounding to bf16 does."""
 
 HALF_STEP = 2.0**-8
 """How far a bf16 may be from the number that was rounded to it."""
@@ -37,7 +37,7 @@ def shapes(draw: st.DrawFn) -> Shape:
     kv_heads, shared, head_dim = draw(HEADS)
     hidden, ffn, vocab = (draw(st.integers(1, most)) for most in (4, 5, 4))
     kinds = draw(st.sampled_from(sorted(KINDS))), draw(st.sampled_from(sorted(KINDS)))
-    block_tokens, wide = draw(st.sampled_from([1, 3, 4, 16, 64, 80])), draw(st.sampled_from([2, 4]))
+    block_tokens, wide = draw(st.sampled_from([1, 3, 4, 7, 16, 64, 80])), draw(st.sampled_from([2, 4]))
     return Shape(
         kv_heads, shared, head_dim, hidden * 32, ffn * 32, vocab * 16, draw(st.integers(1, 2)), block_tokens, wide, kinds
     )

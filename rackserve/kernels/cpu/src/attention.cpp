@@ -20,7 +20,8 @@ constexpr int COUNT = 3, ABREAST = 1, WIDTH = 2;
 static_assert(PART % (ABREAST * LANES) == 0, "a part is whole groups of steps");
 
 // Products of QUERIES queries with STEPS steps of keys -> weights[query][step]: powers of 2.
-template <int QUERIES, int STEPS> void scores(const Floats& part, const Queries& queries, int at, int dim, float (*weights)[PART], int step, Ahead& asking) {
+template <int QUERIES, int STEPS>
+void scores(const FloatPart& part, const Queries& queries, int at, int dim, float (*weights)[PART], int step, Ahead& asking) {
     F32 sums[QUERIES][STEPS] = {};
     const size_t apart = size_t(dim) * LANES;
     const float *keys = part.keys + step * apart, *rows = queries.rows + size_t(at) * dim;
@@ -49,7 +50,8 @@ inline int32_t two_of(const int16_t* words) {
 }
 
 // The same in whole numbers. The exponents of values are taken in: weights are shares of what is mixed.
-template <int QUERIES, int STEPS> void scores(const Whole& part, const Queries& queries, int at, int dim, float (*weights)[PART], int step, Ahead& asking) {
+template <int QUERIES, int STEPS>
+void scores(const WholePart& part, const Queries& queries, int at, int dim, float (*weights)[PART], int step, Ahead& asking) {
     I32 sums[QUERIES][STEPS] = {};
     const size_t apart = size_t(dim) / 2 * LANES;
     const int32_t* keys = part.keys + step * apart;
@@ -76,7 +78,8 @@ template <int QUERIES, int STEPS> void scores(const Whole& part, const Queries& 
 }
 
 // Products with the first `steps` steps; a few more may be written.
-template <int QUERIES, class Part> void all_scores(const Part& part, const Queries& queries, int at, int dim, float (*weights)[PART], int steps, Ahead& ahead) {
+template <int QUERIES, class Part>
+void all_scores(const Part& part, const Queries& queries, int at, int dim, float (*weights)[PART], int steps, Ahead& ahead) {
     for (int step = 0; step < steps;) {
         const int left = steps - step;
         if (ABREAST == 4 && left > 2) scores<QUERIES, ABREAST>(part, queries, at, dim, weights, step, ahead), step += ABREAST;
@@ -84,6 +87,12 @@ template <int QUERIES, class Part> void all_scores(const Part& part, const Queri
         else scores<QUERIES, 1>(part, queries, at, dim, weights, step, ahead), step++;
     }
 }
+
+// Of up to COUNT queries and a part.
+struct Weights {
+    alignas(64) float scores[COUNT][PART];
+    alignas(64) int16_t whole[COUNT][PART];
+};
 
 // Where sums of values go: as they are, or onto those of the parts before, by two factors for each query.
 struct Sink {
@@ -101,7 +110,8 @@ template <int QUERIES, int VECTORS> inline void hand_over(const F32 (&sums)[QUER
 }
 
 // Sums of `count` values by weight -> sink, VECTORS vectors of each from d on.
-template <int QUERIES, int VECTORS> void mix(const Floats& part, int dim, int d, int count, const float (*weights)[PART], const Sink& sink, Ahead& asking) {
+template <int QUERIES, int VECTORS>
+void mix(const FloatPart& part, int dim, int d, int count, const Weights& weights, const Sink& sink, Ahead& asking) {
     F32 sums[QUERIES][VECTORS] = {};
     const float* values = part.values + d;
     Ahead ahead = asking;
@@ -112,7 +122,7 @@ template <int QUERIES, int VECTORS> void mix(const Floats& part, int dim, int d,
         for (int v = 0; v < VECTORS; v++) value[v] = load<F32>(values + v * LANES);
 #pragma GCC unroll 6
         for (int q = 0; q < QUERIES; q++) {
-            const F32 weight = splat(weights[q][at]);
+            const F32 weight = splat(weights.scores[q][at]);
 #pragma GCC unroll 4
             for (int v = 0; v < VECTORS; v++) sums[q][v] = fma(weight, value[v], sums[q][v]);
         }
@@ -122,7 +132,8 @@ template <int QUERIES, int VECTORS> void mix(const Floats& part, int dim, int d,
 }
 
 // The same in whole numbers; the weight behind an odd count is 0.
-template <int QUERIES, int VECTORS> void mix(const Whole& part, int dim, int d, int count, const int16_t (*weights)[PART], const Sink& sink, Ahead& asking) {
+template <int QUERIES, int VECTORS>
+void mix(const WholePart& part, int dim, int d, int count, const Weights& weights, const Sink& sink, Ahead& asking) {
     I32 whole[QUERIES][VECTORS] = {};
     const int32_t* values = part.values + d;
     Ahead ahead = asking;
@@ -133,7 +144,7 @@ template <int QUERIES, int VECTORS> void mix(const Whole& part, int dim, int d, 
         for (int v = 0; v < VECTORS; v++) value[v] = load<I32>(values + v * LANES);
 #pragma GCC unroll 6
         for (int q = 0; q < QUERIES; q++) {
-            const I32 weight = I32{} + two_of(&weights[q][at]);
+            const I32 weight = I32{} + two_of(&weights.whole[q][at]);
 #pragma GCC unroll 4
             for (int v = 0; v < VECTORS; v++) whole[q][v] = dot(whole[q][v], value[v], weight);
         }
@@ -145,28 +156,22 @@ template <int QUERIES, int VECTORS> void mix(const Whole& part, int dim, int d, 
     hand_over(sums, dim, d, sink);
 }
 
-template <int QUERIES, class Part, class Weight>
-void mix_all(const Part& part, int dim, int count, const Weight (*weights)[PART], const Sink& sink, Ahead& ahead) {
+template <int QUERIES, class Part>
+void mix_all(const Part& part, int dim, int count, const Weights& weights, const Sink& sink, Ahead& ahead) {
     int d = 0;
     for (; d + WIDTH * LANES <= dim; d += WIDTH * LANES) mix<QUERIES, WIDTH>(part, dim, d, count, weights, sink, ahead);
     for (; d < dim; d += 2 * LANES) mix<QUERIES, 2>(part, dim, d, count, weights, sink, ahead);
 }
 
-// Of up to COUNT queries and a part.
-struct Weights {
-    alignas(64) float scores[COUNT][PART];
-    alignas(64) int16_t whole[COUNT][PART];
-};
-
 // What scores become: weights as floats, or as whole numbers of which WEIGHT is the largest. Returns what adds to the total.
-inline F32 weigh(const Floats&, Weights& weights, int q, int step, F32 weight, F32 total) {
+inline F32 weigh(const FloatPart&, Weights& weights, int q, int step, F32 weight, F32 total) {
     store(&weights.scores[q][step * LANES], weight);
     return total + weight;
 }
 
-inline F32 weigh(const Whole& part, Weights& weights, int q, int step, F32 weight, F32 total) {
+inline F32 weigh(const WholePart& part, Weights& weights, int q, int step, F32 weight, F32 total) {
     store(&weights.whole[q][step * LANES], low_words((I32)fma(weight, splat(WEIGHT), splat(MAGIC))));
-    return fma(weight, load<F32>(part.shares + step * LANES), total);
+    return fma(weight, load<F32>(part.inverses + step * LANES), total);
 }
 
 // Scores of the first `steps` steps of a part -> weights, 0 for positions a query does not see. Lane q of peaks and totals is query q's.
@@ -210,9 +215,6 @@ void join_totals(Joined& joined, int at, int count, F32 peaks, F32 totals, Sink&
     for (int q = 0; q < count; q++) joined.peaks[at + q] = most[q], joined.totals[at + q] = both[q];
 }
 
-inline const float (*mixing(const Floats&, const Weights& weights))[PART] { return weights.scores; }
-inline const int16_t (*mixing(const Whole&, const Weights& weights))[PART] { return weights.whole; }
-
 // Queries [at, at + QUERIES) over `count` positions from `first` on, which lie in the scratch.
 template <int QUERIES, class Part>
 void attend(Scratch& scratch, const Part& part, int first, int count, int dim, int at, Partial* partials, float* mixed, Ahead& ahead) {
@@ -228,11 +230,12 @@ void attend(Scratch& scratch, const Part& part, int first, int count, int dim, i
     sink.mixed = (partials ? mixed : scratch.joined.mixed) + size_t(at) * dim;
     if (partials) for (int q = 0; q < QUERIES; q++) partials[at + q] = {peaks[q], totals[q]};
     else join_totals(scratch.joined, at, QUERIES, peaks, totals, sink);
-    mix_all<QUERIES>(part, dim, count, mixing(part, weights), sink, ahead);
+    mix_all<QUERIES>(part, dim, count, weights, sink, ahead);
 }
 
 template <class Part, int... LESS>
-void attend_part(Scratch& scratch, const Part& part, int first, int count, int dim, Partial* partials, float* mixed, Ahead& ahead, std::integer_sequence<int, LESS...>) {
+void attend_part(Scratch& scratch, const Part& part, int first, int count, int dim, Partial* partials, float* mixed, Ahead& ahead,
+                 std::integer_sequence<int, LESS...>) {
     constexpr void (*some[])(Scratch&, const Part&, int, int, int, int, Partial*, float*, Ahead&) = {attend<LESS + 1, Part>...};
     const int queries = scratch.queries.count;
     for (int at = 0; at < queries; at += COUNT) some[std::min(COUNT, queries - at) - 1](scratch, part, first, count, dim, at, partials, mixed, ahead);

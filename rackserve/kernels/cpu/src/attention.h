@@ -55,7 +55,7 @@ struct Joined {
 };
 
 // A part as floats.
-struct Floats {
+struct FloatPart {
     alignas(64) float keys[PART * MAX_HEAD];    // [PART / LANES][head dim][LANES]
     alignas(64) float values[PART * MAX_HEAD];  // [PART][head dim]
 };
@@ -65,18 +65,19 @@ struct Floats {
 // Numbers of a key are at most 2^key_bits and a query has the length LENGTH, so that no product of two overflows. A position's values are
 // at most 2^VALUE_BITS, and the exponents that makes of them are added to its scores: weights are shares of what is mixed, not of
 // attention. With WEIGHT as the largest, no sum overflows.
-struct Whole {
+struct WholePart {
     alignas(64) int32_t keys[PART * MAX_HEAD / 2];    // [PART / LANES][head dim / 2][LANES]
     alignas(64) int32_t values[PART * MAX_HEAD / 2];  // [PART / 2][head dim]: of two positions, the even numbers of 32 before the odd ones
-    alignas(64) float inverses[PART], units[PART];    // of a key: what makes it whole, and what one stands for
+    alignas(64) float units[PART];                    // what one stands for in a key; NaN if any is not finite
     alignas(64) float exponents[PART];                // of values, which are less than 2^exponent; NaN if any is not finite
-    alignas(64) float shares[PART];                   // 2^-exponent
+    alignas(64) float inverses[PART];                 // 2^-exponent
 };
 
 constexpr float LENGTH = 32000.0f;
 constexpr int key_bits(int head_dim) { return head_dim <= 64 ? 13 : 12; }
 constexpr int VALUE_BITS = 12, LEAST_EXPONENT = -30;  // a row of smaller values counts as if they had that exponent
 constexpr float WEIGHT = 8191.0f;
+// A query's numbers add up to at most the root of their count times LENGTH, and a little for their rounding.
 static_assert(8 * LENGTH * (1 << key_bits(64)) < 2.1e9f && 16 * LENGTH * (1 << key_bits(MAX_HEAD)) < 2.1e9f);
 static_assert(PART * (long long)WEIGHT * (1 << VALUE_BITS) < 1LL << 31);
 
@@ -84,8 +85,8 @@ static_assert(PART * (long long)WEIGHT * (1 << VALUE_BITS) < 1LL << 31);
 struct Scratch {
     Queries queries;
     Joined joined;
-    Floats floats;
-    Whole whole;
+    FloatPart floats;
+    WholePart whole;
 };
 
 inline int parts_until(int position) { return position / PART + 1; }

@@ -1,7 +1,6 @@
 #include "blocked.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 namespace rackserve {

@@ -9,7 +9,7 @@ namespace {
 constexpr int RUN = 4;    // parts that one piece of work takes where a task is split
 constexpr int AMPLE = 4;  // tasks to a member from which on none is split
 
-constexpr int OWN_ROWS = 32;  // rows of a member from which on it is better to unpack all weights than to read what others wrote
+constexpr int OWN_ROWS = 36;  // rows of a member from which on (with two) it is better to unpack all weights than to read what another wrote
 constexpr int HEAD_ROWS = 128, HEAD_OUTPUTS = 256;  // whose logits are in the cache at once
 
 // `count` outputs of a matrix from `first` on, both multiples of 16.
@@ -86,7 +86,7 @@ void Decoder::finish(int member, Stage stage) {
     if (member == 0) clock_.end(WAIT);
 }
 
-// The end of a stage whose rows the next one takes one by one.
+// The end of a stage after which a member that has rows of its own goes on with them: others need not have come so far.
 void Decoder::finish_rows(int member, Stage stage) {
     if (!by_rows_) return finish(member, stage);
     if (member == 0) clock_.end(stage);
@@ -185,7 +185,7 @@ void Decoder::run(int member, const RkSpan* spans, const int32_t* tokens) {
         }
         if (member == 0) next_.store(0, std::memory_order_relaxed), joined_.store(0, std::memory_order_relaxed);
         finish_rows(member, NORM);
-        multiply(member, layer.qkv, inputs_at(rows, rows.begin, 0), qkv_.at(), qkv_width(), false);
+        multiply(member, layer.qkv, inputs_of(rows), qkv_.at(), qkv_width(), false);
         finish_rows(member, QKV);
         for (int row = mine.begin; row < mine.end; row++) place(row, number, spans[owner_[row]]);
         finish(member, PLACE);
@@ -196,6 +196,7 @@ void Decoder::run(int member, const RkSpan* spans, const int32_t* tokens) {
         finish_rows(member, OUTPUT);
         mlp(member, layer);
     }
+    if (by_rows_) finish(member, DOWN);
 }
 
 void Decoder::mlp(int member, const RkLayer& layer) {
@@ -207,7 +208,7 @@ void Decoder::mlp(int member, const RkLayer& layer) {
         quantise_row(normed, row, rows, layer.gate_up);
     }
     finish_rows(member, NORM);
-    float* inputs = inputs_at(rows, rows.begin, 0);
+    float* inputs = inputs_of(rows);
     if (gated) {
         const Range outputs = by_rows_ ? Range{0, m_.ffn} : part(member, m_.ffn);
         product_gated(panels_[member], layer.gate_up, many(rows.begin), rows.size(), outputs.begin, outputs.end, inputs, m_.ffn);

@@ -69,6 +69,7 @@ class Decoder {
     Range share(int member, int count) const;
     Range rows_of(int member) const { return by_rows_ ? share(member, rows_) : Range{0, rows_}; }
     Range part(int member, int outputs) const;
+    float* inputs_of(Range rows) { return inputs_at(rows, rows.begin, 0); }
     float* inputs_at(Range rows, int row, int width) { return inputs_.at(size_t(rows.begin) * wide_ + size_t(row - rows.begin) * width); }
     void multiply(int member, const Matrix& matrix, const float* inputs, float* out, int stride, bool add);
     ManyInputs many(int first);

@@ -1,7 +1,6 @@
 #include "kv_parts.h"
 
 #include <cstring>
-#include <limits>
 
 namespace rackserve {
 
@@ -53,14 +52,13 @@ inline void turn_lines(const uint8_t* line, size_t apart, F32* v) {
 }
 
 alignas(64) constexpr uint8_t NOTHING_THERE[2 * MAX_HEAD] = {};
-constexpr float SHORT = 1e-30f;  // a row that is shorter counts as zero: its inverse would overflow
+constexpr float SHORT = 1e-18f;  // a query that is shorter counts as zero: squares of its numbers would be lost
 
 // The two bf16 in each lane as floats.
 inline F32 even(F32 pairs) { return (F32)((U32)pairs << 16); }
 inline F32 odd(F32 pairs) { return (F32)((U32)pairs & 0xffff0000u); }
 
 typedef uint16_t Words __attribute__((vector_size(64)));
-typedef uint16_t HalfWords __attribute__((vector_size(32)));
 
 inline Words larger(Words a, Words b) { return a > b ? a : b; }
 
@@ -78,33 +76,25 @@ inline I32 pair_of(F32 low, F32 high, F32 by, F32 by_high) {
 #endif
 }
 
-inline float larger_words(float a, float b) {
-    uint16_t x[2], y[2];
-    std::memcpy(x, &a, sizeof a), std::memcpy(y, &b, sizeof b);
-    for (int half = 0; half < 2; half++) x[half] = std::max(x[half], y[half]);
-    std::memcpy(&a, x, sizeof a);
-    return a;
-}
-
-// How far bf16 of at most that size are from being whole numbers of so many bits, lane by lane. Where they are not finite, or next to it,
-// all is 0 and `plain` false.
+// Of bf16 of at most that size, lane by lane: 2^exponent is above them, and powers of 2 that go with it. Where sizes are not finite, or 2^126
+// and more, powers are 0 and what stands for numbers is NaN.
 struct Exponents {
     I32 exponent, plain;
-    explicit Exponents(I32 size) : exponent(rackserve::larger((size >> 7) - 126, I32{} + LEAST_EXPONENT)), plain(size < 0x7f00) {}
+    explicit Exponents(I32 size) : exponent(rackserve::larger((size >> 7) - 126, I32{} + LEAST_EXPONENT)), plain(size < (126 + 127) << 7) {}
     F32 or_nan(F32 x) const { return (F32)(((U32)x & (U32)plain) | (~(U32)plain & 0x7fc00000u)); }
     F32 power(I32 of) const { return (F32)(((127 + of) << 23) & plain); }
     F32 to_whole(int bits) const { return power(bits - exponent); }
 };
 
-// Keys -> across: a vector of sixteen positions for each four bytes of a row, as they lie in memory; largest(first, sizes) gets the
-// largest of each position's words. What pads the last vector is zero, whatever memory holds there.
-template <class Largest> void turn_keys(const Cache& cache, const Rows& rows, Ahead& asking, float* across, Largest largest) {
+// Keys -> across: a vector of sixteen positions for each four bytes of a row, as they lie in memory; and of bf16 the largest size in each
+// row -> sizes. What pads the last vector is zero, whatever memory holds there.
+void turn_keys(const Cache& cache, const Rows& rows, Ahead& asking, float* across, int32_t* sizes) {
     Ahead ahead = asking;
     const int bytes = cache.head_dim * cache.wide;
     for (int first = 0; first < rows.count; first += LANES) {
         const int live = std::min(LANES, rows.count - first);
         const uint8_t* const* keys = rows.at + first;
-        const bool run = live == LANES && keys[LANES - 1] - keys[0] == ptrdiff_t(LANES - 1) * bytes;
+        const bool run = live == LANES && cache.block_tokens % LANES == 0;  // all in one block
         Words most[2] = {};
         for (int line = 0; line < bytes; line += 64, across += LANES * LANES) {
             F32 v[LANES];
@@ -114,14 +104,15 @@ template <class Largest> void turn_keys(const Cache& cache, const Rows& rows, Ah
                 for (int lane = 0; lane < live; lane++) std::memcpy(copy + lane * 64, keys[lane] + line, 64);
                 turn_lines(copy, 64, v);
             }
-            ahead.ask(6);
+            ahead.ask(6);  // with what others ask for, about all of a part by its end
 #pragma GCC unroll 16
             for (int lane = 0; lane < LANES; lane++) {
                 store(across + lane * LANES, v[lane]);
                 most[lane % 2] = larger(most[lane % 2], sizes_of(v[lane]));
             }
         }
-        largest(first, larger(most[0], most[1]));
+        const U32 pairs = (U32)larger(most[0], most[1]);
+        store(sizes + first, rackserve::larger((I32)(pairs & 0xffff), (I32)(pairs >> 16)));
     }
     asking = ahead;
 }
@@ -135,12 +126,14 @@ void copy_values(const Cache& cache, const Rows& rows, Ahead& asking, float* to)
 }
 
 // Turned pairs of bf16 -> whole numbers in their place.
-void round_keys(Whole& whole, int dim, int count, Ahead& asking) {
+void round_keys(WholePart& whole, const int32_t* sizes, int dim, int count, Ahead& asking) {
     Ahead ahead = asking;
     const int pairs = dim / 2;
     for (int first = 0; first < count; first += LANES) {
         int32_t* keys = whole.keys + size_t(first) * pairs;
-        const F32 by = load<F32>(whole.inverses + first);
+        const Exponents found(load<I32>(sizes + first));
+        const F32 by = found.to_whole(key_bits(dim));
+        store(whole.units + first, found.or_nan(found.power(found.exponent - key_bits(dim))));
         for (int d = 0; d < pairs; d += 4) {
             ahead.ask(1);
 #pragma GCC unroll 4
@@ -155,36 +148,32 @@ void round_keys(Whole& whole, int dim, int count, Ahead& asking) {
 
 // The largest size in each of sixteen rows of bf16; of rows from `live` on 0.
 I32 largest_of(const uint8_t* const* rows, int live, int bytes, Ahead& ahead) {
-    F32 found[LANES / 2];
-    for (int row = 0; row < LANES; row += 2) {
-        const uint8_t *here = row < live ? rows[row] : NOTHING_THERE, *next = row + 1 < live ? rows[row + 1] : NOTHING_THERE;
-        Words most = {}, other = {};
-        ahead.ask(1);
-        for (int line = 0; line < bytes; line += 64) {
-            most = larger(most, sizes_of(load<F32>(here + line)));
-            other = larger(other, sizes_of(load<F32>(next + line)));
-        }
-        // Words of one row beside those of the other.
-#if defined(__AVX512F__)
-        const Words low = (Words)_mm512_unpacklo_epi16((__m512i)most, (__m512i)other), high = (Words)_mm512_unpackhi_epi16((__m512i)most, (__m512i)other);
-        found[row / 2] = (F32)larger(low, high);
-#else
-        const U32 a = (U32)most, b = (U32)other;
-        found[row / 2] = (F32)larger((Words)((a & 0xffff) | (b << 16)), (Words)((a >> 16) | (b & 0xffff0000u)));
-#endif
+    Words most[LANES];
+    for (int row = 0; row < LANES; row++) {
+        if (row % 2 == 0) ahead.ask(1);
+        const uint8_t* from = row < live ? rows[row] : NOTHING_THERE;
+        most[row] = sizes_of(load<F32>(from));
+        for (int line = 64; line < bytes; line += 64) most[row] = larger(most[row], sizes_of(load<F32>(from + line)));
     }
-    const auto join = [](auto a, auto b) {
-        if constexpr (sizeof a == sizeof(F32)) return (F32)larger((Words)a, (Words)b);
-        else return larger_words(a, b);
-    };
-    const F32 pairs = join_lanes<LANES / 2>(found, join);
-    HalfWords words;
-    std::memcpy(&words, &pairs, sizeof words);
-    return __builtin_convertvector(words, I32);
+#if defined(__AVX512F__)
+    // Words of two rows beside each other, which then are lanes.
+    F32 pairs[LANES / 2];
+    for (int pair = 0; pair < LANES / 2; pair++) {
+        const __m512i a = (__m512i)most[2 * pair], b = (__m512i)most[2 * pair + 1];
+        pairs[pair] = (F32)larger((Words)_mm512_unpacklo_epi16(a, b), (Words)_mm512_unpackhi_epi16(a, b));
+    }
+    const F32 found = join_lanes<LANES / 2>(pairs, [](F32 a, F32 b) { return (F32)larger((Words)a, (Words)b); });
+    return (I32)_mm512_cvtepu16_epi32(_mm512_castsi512_si256((__m512i)found));
+#else
+    I32 found = {};
+    for (int row = 0; row < LANES; row++)
+        for (int word = 0; word < 2 * LANES; word++) found[row] = std::max<int32_t>(found[row], most[row][word]);
+    return found;
+#endif
 }
 
 // Values -> whole numbers of two neighbouring positions in each lane, the even numbers of 32 before the odd ones, and their exponents.
-void round_values(Whole& whole, const Cache& cache, const Rows& rows, Ahead& asking) {
+void round_values(WholePart& whole, const Cache& cache, const Rows& rows, Ahead& asking) {
     Ahead ahead = asking;
     const int dim = cache.head_dim, bytes = 2 * dim;
     const uint8_t* const* values = rows.at + rows.count;
@@ -194,7 +183,7 @@ void round_values(Whole& whole, const Cache& cache, const Rows& rows, Ahead& ask
         alignas(64) float scales[LANES];
         store(scales, found.to_whole(VALUE_BITS));
         store(whole.exponents + first, found.or_nan(to_float(found.exponent)));
-        store(whole.shares + first, found.power(-found.exponent));
+        store(whole.inverses + first, found.power(-found.exponent));
         for (int row = 0; row < live; row += 2) {
             int32_t* to = whole.values + size_t(first + row) / 2 * dim;
             const uint8_t* next = row + 1 < live ? values[first + row + 1] : NOTHING_THERE;
@@ -213,20 +202,15 @@ void round_values(Whole& whole, const Cache& cache, const Rows& rows, Ahead& ask
 }  // namespace
 
 void lay_out(Scratch& scratch, const Cache& cache, const Rows& rows, Ahead& asking) {
+    alignas(64) int32_t sizes[PART];
     if (cache.wide == 4) {
-        turn_keys(cache, rows, asking, scratch.floats.keys, [](int, Words) {});
+        turn_keys(cache, rows, asking, scratch.floats.keys, sizes);
         copy_values(cache, rows, asking, scratch.floats.values);
         return;
     }
-    Whole& whole = scratch.whole;
-    const int bits = key_bits(cache.head_dim);
-    turn_keys(cache, rows, asking, (float*)whole.keys, [&](int first, Words most) {
-        const Exponents found(rackserve::larger((I32)((U32)most & 0xffff), (I32)((U32)most >> 16)));
-        store(whole.inverses + first, found.to_whole(bits));
-        store(whole.units + first, found.or_nan(found.power(found.exponent - bits)));
-    });
-    round_keys(whole, cache.head_dim, rows.count, asking);
-    round_values(whole, cache, rows, asking);
+    turn_keys(cache, rows, asking, (float*)scratch.whole.keys, sizes);
+    round_keys(scratch.whole, sizes, cache.head_dim, rows.count, asking);
+    round_values(scratch.whole, cache, rows, asking);
 }
 
 void round_queries(Queries& queries, int dim) {

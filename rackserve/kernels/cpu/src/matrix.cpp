@@ -13,7 +13,7 @@ inline int32_t quad_of(const int8_t* bytes) {
 }
 
 // sum + products of the four unsigned bytes in each lane of `u` with those signed in `s`.
-inline I32 dot(I32 sum, I32 u, I32 s) {
+inline I32 dot_bytes(I32 sum, I32 u, I32 s) {
 #if defined(__AVX512VNNI__)
     return (I32)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)u, (__m512i)s);
 #else
@@ -44,10 +44,10 @@ template <int ROWS> void q4_block(const uint8_t* tile, int groups, const Inputs&
 #pragma GCC unroll 8
             for (int r = 0; r < ROWS; r++) {
                 const size_t at = begin + size_t(r) * inputs + 4 * quad;
-                sums[r] = dot(sums[r], low, I32{} + quad_of(in.highs + at));
-                fine[r] = dot(fine[r], low, I32{} + quad_of(in.lows + at));
-                sums[r] = dot(sums[r], high, I32{} + quad_of(in.highs + at + 16));
-                fine[r] = dot(fine[r], high, I32{} + quad_of(in.lows + at + 16));
+                sums[r] = dot_bytes(sums[r], low, I32{} + quad_of(in.highs + at));
+                fine[r] = dot_bytes(fine[r], low, I32{} + quad_of(in.lows + at));
+                sums[r] = dot_bytes(sums[r], high, I32{} + quad_of(in.highs + at + 16));
+                fine[r] = dot_bytes(fine[r], high, I32{} + quad_of(in.lows + at + 16));
             }
         }
         const F32 scale = from_half((const uint16_t*)(tile + 256)), offset = from_half((const uint16_t*)(tile + 288));
@@ -76,7 +76,7 @@ template <int ROWS> void eight_block(const uint8_t* tile, int groups, const Inpu
 #pragma GCC unroll 8
             for (int r = 0; r < ROWS; r++) {
                 const int8_t* at = in.highs + begin + size_t(r) * inputs + 4 * quad;
-                sums[r] = dot(dot(sums[r], low, I32{} + quad_of(at)), high, I32{} + quad_of(at + 16));
+                sums[r] = dot_bytes(dot_bytes(sums[r], low, I32{} + quad_of(at)), high, I32{} + quad_of(at + 16));
             }
         }
         if (fine) {
@@ -86,7 +86,7 @@ template <int ROWS> void eight_block(const uint8_t* tile, int groups, const Inpu
                 const I32 low = (I32)(packed & 0x0f0f0f0f), high = (I32)((packed >> 4) & 0x0f0f0f0f);
                 for (int r = 0; r < ROWS; r++) {
                     const int8_t* at = in.lows + begin + size_t(r) * inputs + 4 * quad;
-                    sums[r] = dot(dot(sums[r], low, I32{} + quad_of(at)), high, I32{} + quad_of(at + 16));
+                    sums[r] = dot_bytes(dot_bytes(sums[r], low, I32{} + quad_of(at)), high, I32{} + quad_of(at + 16));
                 }
             }
         }
@@ -118,8 +118,8 @@ template <int ROWS> void q8_block(const uint8_t* tile, int groups, const Inputs&
 #pragma GCC unroll 8
             for (int r = 0; r < ROWS; r++) {
                 const size_t at = begin + size_t(r) * inputs + 4 * quad;
-                sums[r] = dot(sums[r], I32{} + (quad_of(in.highs + at) ^ int32_t(0x80808080)), weights);
-                fine[r] = dot(fine[r], I32{} + (quad_of(in.lows + at) ^ int32_t(0x80808080)), weights);
+                sums[r] = dot_bytes(sums[r], I32{} + (quad_of(in.highs + at) ^ int32_t(0x80808080)), weights);
+                fine[r] = dot_bytes(fine[r], I32{} + (quad_of(in.lows + at) ^ int32_t(0x80808080)), weights);
             }
         }
         const F32 scale = from_half((const uint16_t*)(tile + 512));

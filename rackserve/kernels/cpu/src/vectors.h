@@ -186,15 +186,6 @@ inline float peak(F32 v) {
 #endif
 }
 
-inline F32 root(F32 v) {
-#if defined(__AVX512F__)
-    return (F32)_mm512_sqrt_ps((__m512)v);
-#else
-    for (int lane = 0; lane < LANES; lane++) v[lane] = std::sqrt(v[lane]);
-    return v;
-#endif
-}
-
 inline F32 larger(F32 a, F32 b) {
 #if defined(__AVX512F__)
     return (F32)_mm512_max_ps((__m512)a, (__m512)b);
