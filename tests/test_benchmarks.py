@@ -15,6 +15,7 @@ import pytest
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 SHARED = {
     "measure",
+    "questions",
     "real_step",
     "run",
     "stub_workers",

@@ -81,7 +81,7 @@ def test_few_open_files_mean_few_clients(most: int, verdict: str, monkeypatch: p
 def test_kernels_that_are_wanted_and_missing_are_told(
     kernels: Any, there: bool, verdict: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rackserve.kernels.cpu.library.find", lambda: SimpleNamespace(path="avx2") if there else None)
+    monkeypatch.setattr("rackserve.kernels.cpu.library.find", lambda: SimpleNamespace(path="avx512-vnni") if there else None)
     got = finding("kernels", msgspec.structs.replace(SMALL, runner=RunnerSpec(kind="llama", kernels=kernels)))
     assert got.verdict == verdict
     assert ("torch" in got.text) is (kernels == "torch" or not there)
@@ -89,7 +89,7 @@ def test_kernels_that_are_wanted_and_missing_are_told(
 
 
 def test_what_serve_refuses_is_bad_and_more_threads_than_cores_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rackserve.kernels.cpu.library.find", lambda: SimpleNamespace(path="avx2"))
+    monkeypatch.setattr("rackserve.kernels.cpu.library.find", lambda: SimpleNamespace(path="avx512-vnni"))
     monkeypatch.setattr(doctor, "allowed_cores", lambda: (0, 1))
     runner = RunnerSpec(kind="deepseek_v41", model="golden", block_tokens=32, kernels="native")
     spread = Settings(topology=Topology(prefill_ranks=2, decode_ranks=2), runner=runner)

@@ -22,7 +22,7 @@ class EngineInfo(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """One family, with a series for each rank."""
-        text = "1, with what computes (an instruction set, or torch, several times slower) and on how many threads of a device"
+        text = "1, with what computes (an instruction set, or torch) and on how many threads of a device"
         family = GaugeMetricFamily("rackserve_engine_info", text, labels=("rank", "kernels", "threads"))
         found = self.look()
         for rank in self._ranks:

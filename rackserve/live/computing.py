@@ -12,7 +12,7 @@ from rackserve.live.cores import allowed_cores, share_cores
 from rackserve.live.rank_spec import RankStatus
 from rackserve.live.runner import RunnerSpec
 
-SLOWER = "several times slower"
+SLOWER = "several times slower than AVX-512 VNNI kernels"
 
 
 class Expected(msgspec.Struct, frozen=True):
@@ -39,7 +39,8 @@ def expect(spec: RunnerSpec, topology: Topology) -> Expected:
 
     found = library.find()
     if found is not None:
-        return Expected(found.path)
+        left = library.slower_for_llama() if (spec.kind, spec.kernels) == ("llama", "auto") else ""
+        return Expected("torch", left) if left else Expected(found.path)
     if spec.kernels == "native":
         raise ConfigError(f"{library.missing()}, or set runner.kernels to torch")
     return Expected("torch", library.missing())

@@ -54,7 +54,7 @@ class RunnerSpec(RunnerOptions, frozen=True, forbid_unknown_fields=True, kw_only
 
     kind          "digest": the toy model, no weights; "llama" and "deepseek_v41": real models on CPU
     model         name or folder of the model (llama, deepseek_v41)
-    dtype         number format of weights and KV (llama): "bf16" or "fp32"
+    dtype         how KV is stored (llama): "bf16" or "fp32"
     block_tokens  token positions per KV block
     vocab_size    token ids (digest)
     window        whether KV has a resume state beside the blocks (digest)
@@ -190,9 +190,10 @@ def _is_native(spec: RunnerSpec) -> bool:
     if spec.kernels == "torch":
         return False
     from rackserve.kernels.cpu.build import BUILT
-    from rackserve.kernels.cpu.choice import chosen
+    from rackserve.kernels.cpu.choice import FASTER_FOR_LLAMA, chosen
 
-    return bool(chosen(BUILT))
+    name = chosen(BUILT)
+    return bool(name) and ((spec.kind, spec.kernels) != ("llama", "auto") or name in FASTER_FOR_LLAMA)
 
 
 def unsupported(spec: RunnerSpec, request: Request) -> str | None:

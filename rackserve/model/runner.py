@@ -60,7 +60,7 @@ class LlamaRunner:
     arena    writable memory of at least `num_blocks` blocks of `layout`, kept mapped while the runner lives
     dtype    how KV is stored; computing is float32 either way
     weights  those of another runner in this process that computes with torch, to hold them once
-    kernels  native: the kernels of `kernels.cpu`, ConfigError where they do not serve; torch; auto: the first that serves
+    kernels  native: the kernels of `kernels.cpu`, ConfigError where they do not serve; torch; auto: the faster that serves
     compile_constraint  for requests with a constraint; without it they end as unsupported
     threads, cores  that share a step of the native kernels, and where they run (see `kernels.cpu.decoder`)
     kernel_ns  time that steps spent computing so far: all but making their inputs, the draws, and scores of prompts
@@ -102,7 +102,7 @@ class LlamaRunner:
         self, files: ModelFiles, arena: memoryview | mmap.mmap, kernels: Kernels, threads: int, cores: Sequence[int]
     ) -> Forward | None:
         """The native forward pass, if it is wanted and can be had."""
-        if kernels == "torch" or (kernels == "auto" and library.find() is None):
+        if kernels == "torch" or (kernels == "auto" and (library.find() is None or library.slower_for_llama())):
             return None
         try:
             native = load_native(files.path, files.llama)

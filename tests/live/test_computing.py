@@ -13,13 +13,15 @@ from rackserve.live.rank_spec import RankStatus
 from rackserve.live.runner import RunnerSpec
 
 ONE, SPREAD = Topology(), Topology(prefill_ranks=2, decode_ranks=2)
-AVX2 = SimpleNamespace(path="avx2")
+AVX2, AVX512 = SimpleNamespace(path="avx2"), SimpleNamespace(path="avx512-vnni")
+SLOWER = "for Llama avx2 kernels are slower still; runner.kernels=native takes them all the same"
 
 
 @pytest.mark.parametrize(
     ("kind", "kernels", "topology", "there", "wanted"),
     [
-        ("llama", "auto", ONE, AVX2, Expected("avx2")),
+        ("llama", "auto", ONE, AVX512, Expected("avx512-vnni")),
+        ("llama", "auto", ONE, AVX2, Expected("torch", SLOWER)),
         ("llama", "native", ONE, AVX2, Expected("avx2")),
         ("llama", "auto", ONE, None, Expected("torch", "none are here")),
         ("llama", "torch", ONE, AVX2, Expected("torch", "as runner.kernels says")),
@@ -46,7 +48,10 @@ def test_what_will_compute_is_what_ranks_come_to_and_refusals_are_theirs(
 def test_the_line_says_how_wide_or_why_slowly() -> None:
     assert in_words("avx512-vnni", 1) == "computes with avx512-vnni, 1 thread a device"
     assert in_words("avx2", 4) == "computes with avx2, 4 threads a device"
-    assert in_words("torch", 1, "no compiler") == "computes with torch, several times slower: no compiler"
+    assert (
+        in_words("torch", 1, "no compiler")
+        == "computes with torch, several times slower than AVX-512 VNNI kernels: no compiler"
+    )
     assert "do not know the shapes" in in_words("torch", 1)
 
 

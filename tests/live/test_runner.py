@@ -183,6 +183,8 @@ def test_with_native_kernels_weights_are_held_as_they_are_stored(tmp_path: Path,
     monkeypatch.setattr("rackserve.kernels.cpu.choice.chosen", lambda _: "")
     slow, widened = process_bytes(spec), process_bytes(GOLDEN)
     monkeypatch.setattr("rackserve.kernels.cpu.choice.chosen", lambda _: "avx2")
+    assert process_bytes(spec) == slow > process_bytes(msgspec.structs.replace(spec, kernels="native"))
+    monkeypatch.setattr("rackserve.kernels.cpu.choice.chosen", lambda _: "avx512")
     assert slow - process_bytes(spec) == 80 * MIB + (tmp_path / "model.safetensors").stat().st_size
     (tmp_path / "quantised.blocks").write_bytes(b"less")
     assert process_bytes(spec) == 320 * MIB + 4

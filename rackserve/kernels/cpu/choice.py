@@ -14,6 +14,9 @@ NEEDED: dict[str, frozenset[str]] = {
 }
 """What the processor must have for each variant, best first."""
 
+FASTER_FOR_LLAMA = frozenset({"avx512"})
+"""Variants with which Llama is computed faster than with torch. Others hold 64 bytes in registers that are too narrow."""
+
 VARIABLE = "RACKSERVE_KERNELS"
 """Environment variable that names the variant to load instead of the best, or "none"."""
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from rackserve.base.errors import ConfigError, ResourceError
 from rackserve.kernels.cpu.build import BUILT, compiler, is_sealed
-from rackserve.kernels.cpu.choice import NEEDED, VARIABLE, asked_for, chosen, features, file_of
+from rackserve.kernels.cpu.choice import FASTER_FOR_LLAMA, NEEDED, SPELLINGS, VARIABLE, asked_for, chosen, features, file_of
 from rackserve.kernels.cpu.packing import BF16, GROUP, LANES, Bytes
 
 ABI = 6
@@ -142,6 +142,14 @@ def found() -> tuple[bool, str]:
     return False, missing()
 
 
+def slower_for_llama() -> str:
+    """Why Llama is left to torch though `find` finds something, with the remedy; "" if it is not."""
+    library = find()
+    if library is None or SPELLINGS.get(library.path, library.path) in FASTER_FOR_LLAMA:
+        return ""
+    return f"for Llama {library.path} kernels are slower still; runner.kernels=native takes them all the same"
+
+
 def missing() -> str:
     """Why `find` finds nothing, with the remedy."""
     if asked_for() == "none":
@@ -165,5 +173,6 @@ __all__ = [
     "found",
     "missing",
     "no_room",
+    "slower_for_llama",
     "view_of",
 ]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from rackserve.kernels.cpu import packing
+from rackserve.kernels.cpu.decoder import Packed
 from tests.kernels.cpu.decoders import Drawn, Running, Shape, reference
 from tests.kernels.cpu.variants import ALL, load
 
@@ -95,3 +99,22 @@ def test_a_number_that_is_not_finite_reaches_those_who_see_it_and_no_one_else(
     if wide == 4 and what == 0 and np.isinf(odd):
         return  # a score that is minus infinity in float32 counts as one that is not seen
     assert not np.isfinite(seen).any() and not np.isfinite(single).any()
+
+
+@ALL
+@pytest.mark.parametrize("wide", [2, 4])
+@pytest.mark.parametrize("odd", [np.nan, np.inf])
+def test_a_token_that_is_not_finite_changes_no_row_before_it_in_its_chunk(name: str, wide: int, odd: float) -> None:
+    drawn = Drawn(Shape(2, 1, 64, 64, 32, 32, 2, TOKENS, wide, ("bf16", "bf16")), 80, 1)
+    embedding = drawn.embedding.astype(np.float32)
+    embedding[31] = odd
+    packed = packing.pack_bf16((embedding.view(np.uint32) >> 16).astype(np.uint16))
+    drawn.weights = replace(drawn.weights, embedding=Packed(drawn.fence.copy(packed), packing.BF16))
+    tokens = np.random.default_rng(0).integers(0, 31, 80).astype(np.int32)
+    tokens[50] = 31
+    running, blocks = Running(load(name), drawn, 5, 80, 1), list(range(5))
+    rows = running.forward([(blocks, 0, tokens)])[0]
+    assert not np.isfinite(rows[50:]).any()
+    single = [running.forward([(blocks, at, tokens[at : at + 1])])[0] for at in range(50)]
+    running.close()
+    assert np.array_equal(rows[:50], np.concatenate(single))

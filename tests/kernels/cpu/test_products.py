@@ -65,6 +65,18 @@ def test_a_row_that_is_not_finite_gives_nothing_that_is_and_changes_no_other(
 
 
 @ALL
+@pytest.mark.parametrize("size", [1e30, 1e33, 1e34, 1e37])
+def test_rows_of_8_bits_near_the_end_of_float32_are_the_same_alone_and_together(name: str, size: float) -> None:
+    make, pack, code = KINDS["q4_1, 8 bits"]
+    rng = np.random.default_rng(3)
+    packed = pack(make(rng, 32, 96)[0])  # type: ignore[operator]
+    rows = rng.standard_normal((40, 96)).astype(np.float32) * np.float32(size)
+    together = load(name).product(packed, code, rows)
+    single = np.concatenate([load(name).product(packed, code, rows[at : at + 1]) for at in range(40)])
+    assert np.array_equal(together, single, equal_nan=True)
+
+
+@ALL
 @pytest.mark.parametrize("kind", KINDS)
 @given(TILES, GROUPS, st.integers(0, 79))
 @settings(derandomize=True, max_examples=8, deadline=None)

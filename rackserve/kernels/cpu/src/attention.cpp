@@ -109,13 +109,21 @@ template <int QUERIES, int VECTORS> inline void hand_over(const F32 (&sums)[QUER
         }
 }
 
-// Sums of `count` values by weight -> sink, VECTORS vectors of each from d on.
+// Positions from the first of a part on that a group of queries sees, the last first: `all` of them sees each, `count` one at least.
+struct Seen {
+    int count, all;
+    const int32_t* last;  // of each query, less the part's first
+};
+
+// Sums of values by weight -> sink, VECTORS vectors of each from d on. A value that a query does not see has no part in its sum: what is
+// not finite would, times a weight of 0.
 template <int QUERIES, int VECTORS>
-void mix(const FloatPart& part, int dim, int d, int count, const Weights& weights, const Sink& sink, Ahead& asking) {
+void mix(const FloatPart& part, int dim, int d, const Seen& seen, const Weights& weights, const Sink& sink, Ahead& asking) {
     F32 sums[QUERIES][VECTORS] = {};
     const float* values = part.values + d;
     Ahead ahead = asking;
-    for (int at = 0; at < count; at++, values += dim) {
+    int at = 0;
+    for (; at < seen.all; at++, values += dim) {
         ahead.ask(1);
         F32 value[VECTORS];
 #pragma GCC unroll 4
@@ -127,17 +135,21 @@ void mix(const FloatPart& part, int dim, int d, int count, const Weights& weight
             for (int v = 0; v < VECTORS; v++) sums[q][v] = fma(weight, value[v], sums[q][v]);
         }
     }
+    for (; at < seen.count; at++, values += dim)
+        for (int q = 0; q < QUERIES; q++)
+            for (int v = 0; seen.last[q] >= at && v < VECTORS; v++)
+                sums[q][v] = fma(splat(weights.scores[q][at]), load<F32>(values + v * LANES), sums[q][v]);
     asking = ahead;
     hand_over(sums, dim, d, sink);
 }
 
 // The same in whole numbers; the weight behind an odd count is 0.
 template <int QUERIES, int VECTORS>
-void mix(const WholePart& part, int dim, int d, int count, const Weights& weights, const Sink& sink, Ahead& asking) {
+void mix(const WholePart& part, int dim, int d, const Seen& seen, const Weights& weights, const Sink& sink, Ahead& asking) {
     I32 whole[QUERIES][VECTORS] = {};
     const int32_t* values = part.values + d;
     Ahead ahead = asking;
-    for (int at = 0; at < count; at += 2, values += dim) {
+    for (int at = 0; at < seen.count; at += 2, values += dim) {
         ahead.ask(1);
         I32 value[VECTORS];
 #pragma GCC unroll 4
@@ -157,10 +169,10 @@ void mix(const WholePart& part, int dim, int d, int count, const Weights& weight
 }
 
 template <int QUERIES, class Part>
-void mix_all(const Part& part, int dim, int count, const Weights& weights, const Sink& sink, Ahead& ahead) {
+void mix_all(const Part& part, int dim, const Seen& seen, const Weights& weights, const Sink& sink, Ahead& ahead) {
     int d = 0;
-    for (; d + WIDTH * LANES <= dim; d += WIDTH * LANES) mix<QUERIES, WIDTH>(part, dim, d, count, weights, sink, ahead);
-    for (; d < dim; d += 2 * LANES) mix<QUERIES, 2>(part, dim, d, count, weights, sink, ahead);
+    for (; d + WIDTH * LANES <= dim; d += WIDTH * LANES) mix<QUERIES, WIDTH>(part, dim, d, seen, weights, sink, ahead);
+    for (; d < dim; d += 2 * LANES) mix<QUERIES, 2>(part, dim, d, seen, weights, sink, ahead);
 }
 
 // What scores become: weights as floats, or as whole numbers of which WEIGHT is the largest. Returns what adds to the total.
@@ -230,7 +242,9 @@ void attend(Scratch& scratch, const Part& part, int first, int count, int dim, i
     sink.mixed = (partials ? mixed : scratch.joined.mixed) + size_t(at) * dim;
     if (partials) for (int q = 0; q < QUERIES; q++) partials[at + q] = {peaks[q], totals[q]};
     else join_totals(scratch.joined, at, QUERIES, peaks, totals, sink);
-    mix_all<QUERIES>(part, dim, count, weights, sink, ahead);
+    int32_t last[QUERIES];
+    for (int q = 0; q < QUERIES; q++) last[q] = scratch.queries.last[at + q] - first;
+    mix_all<QUERIES>(part, dim, Seen{count, std::clamp(last[0] + 1, 0, count), last}, weights, sink, ahead);
 }
 
 template <class Part, int... LESS>

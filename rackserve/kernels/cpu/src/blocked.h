@@ -20,7 +20,7 @@ constexpr int TILES = 1;
 // Rows from which on unpacking pays.
 constexpr int many_rows(int kind) { return kind == Q8 ? 16 : kind == Q4_EIGHT ? 20 : 36; }
 
-// What a whole number stands for in a group, and what takes MAGIC off again: not finite where inputs are 10^33 and more.
+// What a whole number stands for in a group, and what takes MAGIC off again.
 struct Unit {
     float scale, less;
 };

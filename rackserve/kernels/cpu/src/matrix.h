@@ -141,6 +141,7 @@ class GroupRounding {
         const float found = largest(larger(magnitudes(values), magnitudes(values + LANES))), inverse = inverse_of(found), unit = unit_of(found);
         fine = found > limit_;
         scale = shortened(256 * unit);
+        if (!(scale <= MOST)) scale = NAN;  // with few rows and with many
         if (fine) {
             const F32 factor = splat(inverse);
             const I32 whole[2] = {(I32)(low * factor + magic) - MAGIC_BITS, (I32)(high * factor + magic) - MAGIC_BITS};
@@ -161,6 +162,7 @@ class GroupRounding {
     bool fine;
 
   private:
+    static constexpr float MOST = 2e31f;  // times MAGIC is finite: inputs up to 10^33
     static constexpr float APART = 8.0f;  // times the row's root mean square: such a group keeps 16 bits
 
     float limit_;
